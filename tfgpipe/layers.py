@@ -9,6 +9,7 @@ from tfgpipe.tensor_parallel import (
     TPLayerNormalization,
     TPMixtureOfExperts,
     TPMultiHeadAttention,
+    TPSequenceAttention,
 )
 
 DeferredBatchNormalization = normalization.DeferredBatchNormalization
@@ -22,4 +23,5 @@ __all__ = [
     "TPLayerNormalization",
     "TPMixtureOfExperts",
     "TPMultiHeadAttention",
+    "TPSequenceAttention",
 ]

@@ -208,3 +208,27 @@ def test_a_saved_model_is_not_made_of_slices(tmp_path):
     model = made(make=stack, strategy=strategy_of())
     with pytest.raises(NotImplementedError, match="in slices on 2 devices"):
         tf.saved_model.save(model.unpipelined(), str(tmp_path / "saved"))
+
+
+@pytest.mark.usefixtures("mixed_precision")
+def test_half_precision():
+    """Casts of weights are made anew of what is gathered."""
+    devices = ["CPU:0", "CPU:1", "CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:2", "CPU:3"]
+    strategy = tfgpipe.PipelineStrategy(
+        num_stages=4, num_replicas=2, devices=devices, shard_replicas="weights"
+    )
+
+    def sgd():
+        return keras.optimizers.SGD(0.1, momentum=0.9)
+
+    plain = made(sgd, stack)
+    model = made(sgd, stack, strategy=strategy, schedule="looped_bfs+gather")
+    assert len(in_slices(model)) == 2
+    plain.run_eagerly = True
+    x, y = X.astype("float32"), Y.astype("float32")
+    for each in (plain, model):
+        each.fit(x, y, batch_size=8, shuffle=False, epochs=2, verbose=0)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    for a, b in zip(plain.variables, model.variables, strict=True):
+        # As of whole weights: see `test_data_parallel.test_half_precision`.
+        np.testing.assert_allclose(a.numpy(), b.numpy(), 0, 2e-3)

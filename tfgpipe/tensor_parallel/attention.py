@@ -173,8 +173,8 @@ class MultiHeadAttention(ShardedLayer):
         if use_causal_mask:
             shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
             causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
-        masks = _joint_mask(query_mask, value_mask, key_mask, attention_mask, causal)
-        query, key, value = _copied((query, key, value), devices[0])
+        masks = joint_mask(query_mask, value_mask, key_mask, attention_mask, causal)
+        query, key, value = copied((query, key, value), devices[0])
         projected = (
             self.query_dense(query),
             self.key_dense(key),
@@ -249,7 +249,7 @@ class MultiHeadAttention(ShardedLayer):
         }
 
 
-def _joint_mask(
+def joint_mask(
     query_mask: Any, value_mask: Any, key_mask: Any, attention_mask: Any, causal: Any
 ) -> list[tf.Tensor]:
     """Returns one mask `[batch, length of query, length of value]`, or none."""
@@ -263,7 +263,7 @@ def _joint_mask(
     return [functools.reduce(tf.logical_and, masks)] if masks else []
 
 
-def _copied(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
+def copied(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
     """Returns tensors of which some may be the same, each a copy to be read once."""
     copies = IdentityMap(
         (x, device_ops.copy(x, device, sum(x is y for y in tensors)))

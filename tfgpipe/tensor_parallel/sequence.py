@@ -1,0 +1,503 @@
+"""Attention over a sequence that is in parts on T devices (context parallelism).
+
+Each device projects its positions, and has their queries. With `"ring"` keys and values
+go from device to device, and each adds them to a running softmax (Liu et al. 2023,
+"Ring Attention"; Milakov and Gimelshein 2018):
+
+             step 0          step 1          step 2
+    device 0 q0 on k0 v0     q0 on k2 v2     q0 on k1 v1
+    device 1 q1 on k1 v1     q1 on k0 v0     q1 on k2 v2
+    device 2 q2 on k2 v2     q2 on k1 v1     q2 on k0 v0
+
+A causal sequence is in 2 T chunks, of which device t has t and 2 T - 1 - t, so that all
+have as many pairs of queries and keys (Zhu 2024, "zig-zag"); pairs that nothing attends
+to are left out. With `"all_to_all"` devices exchange positions for heads, attend to
+whole sequences with some of the heads each, and exchange back (Jacobs et al. 2023,
+"DeepSpeed Ulysses").
+
+No device has scores of more than its queries: of `[heads, L, L]`, L / T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import argument_checks
+from tfgpipe.tensor_parallel import device_ops
+from tfgpipe.tensor_parallel.attention import copied, joint_mask
+from tfgpipe.tensor_parallel.cross_entropy import precise
+from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
+
+Exchange = Literal["ring", "all_to_all"]
+# Of scores that do not count: finite, so that differences are.
+_LOW = -0.7
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class TPSequenceAttention(ShardedLayer):
+    """Multi-head or grouped-query attention with T devices for parts of the sequence.
+
+    It computes what `keras.layers.MultiHeadAttention`, or with `num_key_value_heads`
+    `keras.layers.GroupQueryAttention`, does on sequences without dropout, and its
+    files of weights are theirs. Every device projects and attends with whole weights,
+    which are on the first one and sent to the others.
+
+    Args:
+        num_heads: Number of heads of queries.
+        key_dim: Size of each head's queries and keys.
+        num_key_value_heads: Number of heads of keys and values, which divides
+            `num_heads`. Defaults to `num_heads`.
+        value_dim: Size of each head's values. Defaults to `key_dim`.
+        use_bias: True for biases in the projections.
+        output_dim: Size of the output. Defaults to that of the query.
+        exchange: `"ring"`, or `"all_to_all"` for whole sequences with some of the heads
+            on each device.
+        num_shards: T. Defaults to the number of devices.
+        devices: Names of devices. Defaults to the first T there are, or those of the
+            pipeline around the layer.
+        kernel_initializer: Initializer of kernels.
+        bias_initializer: Initializer of biases.
+        **kwargs: Arguments of `keras.layers.Layer`.
+
+    Input shape:
+        Query `(batch, length, features)`, value and key `(batch, length, features)`.
+        Lengths need not be multiples of T.
+
+    Output shape:
+        `(batch, length, output_dim)`, of the query's length.
+
+    Example:
+
+    >>> attention = tfgpipe.layers.TPSequenceAttention(
+    ...     4, key_dim=2, num_key_value_heads=2, num_shards=2
+    ... )
+    >>> x = np.ones((3, 5, 6), "float32")
+    >>> tuple(attention(x, x, use_causal_mask=True).shape)
+    (3, 5, 6)
+
+    Raises:
+        ValueError: If heads do not divide each other, or with `"all_to_all"` T does not
+            divide them; if there are too few devices, or an input is no sequence.
+    """
+
+    config_is_complete = True
+    config_names = (
+        *("num_heads", "key_dim", "num_key_value_heads", "value_dim", "use_bias"),
+        *("output_dim", "exchange", "kernel_initializer", "bias_initializer"),
+    )
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        key_dim: int,
+        num_key_value_heads: int | None = None,
+        value_dim: int | None = None,
+        use_bias: bool = True,
+        output_dim: int | None = None,
+        exchange: Exchange = "ring",
+        num_shards: int | None = None,
+        devices: Sequence[str] | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_shards=num_shards, devices=devices, **kwargs)
+        self.supports_masking = True
+        self.num_heads = argument_checks.check_count("num_heads", num_heads)
+        self.key_dim = argument_checks.check_count("key_dim", key_dim)
+        self.value_dim = argument_checks.check_count(
+            "value_dim", key_dim if value_dim is None else value_dim
+        )
+        self.num_key_value_heads = argument_checks.check_count(
+            "num_key_value_heads",
+            num_heads if num_key_value_heads is None else num_key_value_heads,
+        )
+        if num_heads % self.num_key_value_heads:
+            raise ValueError(
+                "As many heads of queries share each head of keys and values. Received "
+                f"num_heads={num_heads}, num_key_value_heads={num_key_value_heads} in "
+                f"layer '{self.name}'. Make one a multiple of the other."
+            )
+        choices = list(get_args(Exchange))
+        self.exchange = argument_checks.check_choice("exchange", exchange, choices)
+        if self._by_heads:
+            check_divides("heads", self.num_key_value_heads, self.num_shards, self.name)
+        self.use_bias, self.output_dim = use_bias, output_dim
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+
+    @property
+    def _by_heads(self) -> bool:
+        return self.exchange == get_args(Exchange)[1]
+
+    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+        """Creates the projections."""
+        for shape in (query_shape, value_shape):
+            if len(shape) != 3:
+                raise ValueError(
+                    "Sequences in parts are `(batch, length, features)`. Layer "
+                    f"'{self.name}' received the shape {tuple(shape)}. Reshape it to "
+                    "one axis of positions."
+                )
+
+        def projection(name: str, heads: int, size: int, shape: Any) -> Any:
+            layer = self._dense(name, "abc,cde->abde", (None, heads, size), "de")
+            layer.build(shape)
+            return layer
+
+        few = self.num_key_value_heads
+        key_shape = value_shape if key_shape is None else key_shape
+        # By these names Keras' layers find them in files.
+        self.query_dense = projection(
+            "query", self.num_heads, self.key_dim, query_shape
+        )
+        self.key_dense = projection("key", few, self.key_dim, key_shape)
+        self.value_dense = projection("value", few, self.value_dim, value_shape)
+        units = self.output_dim or query_shape[-1]
+        self.output_dense = self._dense(
+            "attention_output", "abcd,cde->abe", (None, units), "e"
+        )
+        self.output_dense.build((None, None, self.num_heads, self.value_dim))
+
+    def call(
+        self,
+        query: tf.Tensor,
+        value: tf.Tensor,
+        key: tf.Tensor | None = None,
+        query_mask: tf.Tensor | None = None,
+        value_mask: tf.Tensor | None = None,
+        key_mask: tf.Tensor | None = None,
+        attention_mask: tf.Tensor | None = None,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> tf.Tensor:
+        """Attends.
+
+        Args:
+            query: Queries.
+            value: Values.
+            key: Keys. Defaults to `value`.
+            query_mask: Unused, as by Keras' layers, which read the Keras mask on
+                `query`. Those on all three are taken off.
+            value_mask: False for padding in `value`, `[batch, length]`. Defaults to the
+                Keras mask on `value`.
+            key_mask: False for padding in `key`, `[batch, length]`. Defaults to the
+                Keras mask on `key`.
+            attention_mask: True where a query attends to a value, `[batch, length of
+                query, length of value]`; the batch may be of size 1.
+            training: Unused.
+            use_causal_mask: True for positions that attend to none after them. With
+                another mask no pairs are left out.
+        """
+        del training
+        query_mask = keras_internals.calls.get_mask(query)
+        key = value if key is None else key
+        for tensor in (query, value, key):
+            keras_internals.calls.set_mask(tensor, None)
+        given = joint_mask(query_mask, value_mask, key_mask, attention_mask, None)
+        skips = use_causal_mask and query is key and not (given or self._by_heads)
+        if use_causal_mask and not skips:
+            shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
+            causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
+            given = joint_mask(None, None, None, causal, *(given or [None]))
+        chunks = _Chunks(self.shard_devices, is_causal=skips)
+        q, k, v = (
+            self._projected(dense, x, chunks)
+            for dense, x in zip(
+                (self.query_dense, self.key_dense, self.value_dense),
+                copied((query, key, value), self.shard_devices[0]),
+                strict=True,
+            )
+        )
+        attend = self._attend_by_heads if self._by_heads else self._attend_in_a_ring
+        attended = attend(q, k, v, chunks, given)
+        kernels = self._weights_for(self.output_dense, len(attended))
+        outputs = [
+            device_ops.on(chunks.device(c), _project(self.output_dense), x, *kernels[c])
+            for c, x in enumerate(attended)
+        ]
+        output = device_ops.gather(outputs, self.shard_devices[0], axis=1)
+        keras_internals.calls.set_mask(output, query_mask)
+        return output
+
+    def compute_output_shape(
+        self, query_shape: Any, value_shape: Any, key_shape: Any = None
+    ) -> Any:
+        """Returns the shape of the output."""
+        return (*query_shape[:-1], self.output_dim or query_shape[-1])
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Passes on the mask of the query."""
+        if isinstance(previous_mask, (list, tuple)):
+            return previous_mask[0]
+        return previous_mask
+
+    def _dense(self, name: str, equation: str, shape: Any, axes: str) -> Any:
+        return keras.layers.EinsumDense(
+            equation,
+            output_shape=shape,
+            bias_axes=axes if self.use_bias else None,
+            kernel_initializer=self.kernel_initializer.clone(),
+            bias_initializer=self.bias_initializer.clone(),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def _projected(self, dense: Any, x: tf.Tensor, chunks: _Chunks) -> list[tf.Tensor]:
+        """Returns the projection of each chunk, on its device."""
+        parts = chunks.split(x)
+        kernels = self._weights_for(dense, len(parts))
+        return [
+            device_ops.on(chunks.device(c), _project(dense), part, *kernels[c])
+            for c, part in enumerate(parts)
+        ]
+
+    def _weights_for(self, dense: Any, num: int) -> list[list[tf.Tensor]]:
+        """Returns copies of a projection's weights, whose gradients are summed."""
+        first = self.shard_devices[0]
+        copies = []
+        for variable in dense.trainable_variables or dense.variables:
+            (value,) = self.values((variable,))
+            copies.append(device_ops.copy(value, first, num))
+        return [list(some) for some in zip(*copies, strict=True)]
+
+    def _scores(self) -> Callable[..., tf.Tensor]:
+        scale, groups = self.key_dim**-0.5, self.num_heads // self.num_key_value_heads
+
+        def scores(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+            q = tf.cast(q, precise(q.dtype))
+            q *= tf.cast(scale, q.dtype)  # In single precision first, as Keras has it.
+            k = tf.repeat(tf.cast(k, q.dtype), groups, axis=2)
+            return keras.ops.einsum("bthd,bshd->bhts", q, k)
+
+        return scores
+
+    def _values(self, p: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        """Returns sums of values, `[batch, heads, length, size]`."""
+        groups = self.num_heads // self.num_key_value_heads
+        v = tf.repeat(tf.cast(v, p.dtype), groups, axis=2)
+        return keras.ops.einsum("bhts,bshd->bhtd", p, v)
+
+    def _attend_in_a_ring(
+        self,
+        q: Sequence[tf.Tensor],
+        k: Sequence[tf.Tensor],
+        v: Sequence[tf.Tensor],
+        chunks: _Chunks,
+        mask: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns for each chunk of queries the values that it attends to."""
+        T = self.num_shards
+        queries = [
+            device_ops.copy(x, chunks.device(c), chunks.num_read(c))
+            for c, x in enumerate(q)
+        ]
+        states: list[list[tf.Tensor]] = [[] for _ in q]
+        blocks = [chunks.blocks(x) for x in mask]
+        moving = {c: (k[c], v[c]) for c in range(len(k))}
+        for step in range(T):
+            for t, device in enumerate(self.shard_devices):
+                for c in chunks.of((t - step) % T):
+                    readers = [r for r in chunks.of(t) if chunks.reads(r, c)]
+                    goes_on = step < T - 1
+                    if not readers and not goes_on:
+                        continue
+                    keys, values = (
+                        device_ops.copy(x, device, len(readers) + goes_on)
+                        for x in moving[c]
+                    )
+                    for r in readers:
+                        add = self._add_to(
+                            has_state=bool(states[r]),
+                            has_mask=bool(blocks),
+                            is_diagonal=chunks.is_diagonal(r, c),
+                        )
+                        states[r] = device_ops.on(
+                            device,
+                            add,
+                            *(queries[r].pop(), keys.pop(), values.pop()),
+                            *states[r],
+                            *(block[r][c] for block in blocks),
+                        )
+                    if goes_on:
+                        neighbour = self.shard_devices[(t + 1) % T]
+                        moving[c] = tuple(
+                            device_ops.on(neighbour, tf.identity, x.pop())
+                            for x in (keys, values)
+                        )
+        dtype = self.compute_dtype
+        return [
+            device_ops.on(chunks.device(c), _finish(dtype), *state)
+            for c, state in enumerate(states)
+        ]
+
+    def _add_to(
+        self, *, has_state: bool, has_mask: bool, is_diagonal: bool = False
+    ) -> Callable[..., Any]:
+        """Returns the function that adds keys and values to a running softmax.
+
+        Its state is the largest score so far, the sum of exponentials, and the sum of
+        values that these weigh.
+        """
+        scores = self._scores()
+
+        def add(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> list[tf.Tensor]:
+            s = scores(q, k)
+            mask = rest[-1][:, None] if has_mask else None
+            if is_diagonal:
+                mask = tf.linalg.band_part(tf.ones(tf.shape(s)[2:], tf.bool), -1, 0)
+            if mask is not None:
+                s = tf.where(mask, s, _LOW * s.dtype.max)
+            most = tf.stop_gradient(tf.reduce_max(s, axis=-1, keepdims=True))
+            if has_state:
+                before, total, summed = rest[:3]
+                before = tf.stop_gradient(before)
+                most = tf.maximum(most, before)
+            p = tf.exp(s - most)
+            new_total = tf.reduce_sum(p, axis=-1, keepdims=True)
+            new_summed = self._values(p, v)
+            if has_state:
+                scale = tf.exp(before - most)
+                new_total += total * scale
+                new_summed += summed * scale
+            return [most, new_total, new_summed]
+
+        return add
+
+    def _attend_by_heads(
+        self,
+        q: Sequence[tf.Tensor],
+        k: Sequence[tf.Tensor],
+        v: Sequence[tf.Tensor],
+        chunks: _Chunks,
+        mask: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns the same, by all positions and some of the heads on each device."""
+        devices = self.shard_devices
+        T = self.num_shards
+        by_heads = [
+            [
+                device_ops.split(x, device, [x.shape[2] // T] * T, 2)
+                for x, device in zip(some, devices, strict=True)
+            ]
+            for some in (q, k, v)
+        ]
+        lengths = [tf.shape(x)[1] for x in q]
+        back: list[list[tf.Tensor]] = [[] for _ in devices]
+        for t, device in enumerate(devices):
+            mine = [
+                device_ops.gather([parts[t] for parts in some], device, axis=1)
+                for some in by_heads
+            ]
+            y = device_ops.on(device, self._attend_whole(bool(mask)), *mine, *mask)
+            with tf.device(device):
+                sizes = tf.stack(lengths)
+            parts = device_ops.on(
+                device, lambda x, n: tf.split(x, n, 1, num=len(devices)), y, sizes
+            )
+            for u, part in enumerate(parts):
+                back[u].append(part)
+        return [
+            device_ops.gather(some, device, axis=2)
+            for some, device in zip(back, devices, strict=True)
+        ]
+
+    def _attend_whole(self, has_mask: bool) -> Callable[..., tf.Tensor]:
+        add = self._add_to(has_state=False, has_mask=has_mask)
+        finish = _finish(self.compute_dtype)
+        return lambda *tensors: finish(*add(*tensors))
+
+
+class _Chunks:
+    """The chunks of a sequence, and the devices that have them.
+
+    Args:
+        devices: The T devices.
+        is_causal: True for 2 T chunks, of which none reads a later one.
+    """
+
+    def __init__(self, devices: Sequence[str], *, is_causal: bool) -> None:
+        self._devices, self._is_causal = tuple(devices), is_causal
+        self.num = len(devices) * (2 if is_causal else 1)
+
+    def of(self, t: int) -> list[int]:
+        """Returns the chunks of device t."""
+        return [c for c in range(self.num) if self._owner(c) == t]
+
+    def device(self, c: int) -> str:
+        """Returns the device of a chunk."""
+        return self._devices[self._owner(c)]
+
+    def reads(self, r: int, c: int) -> bool:
+        """Returns whether queries of chunk r attend to keys of chunk c."""
+        return not self._is_causal or c <= r
+
+    def is_diagonal(self, r: int, c: int) -> bool:
+        """Returns whether some of a chunk's positions attend to others of it alone."""
+        return self._is_causal and c == r
+
+    def num_read(self, r: int) -> int:
+        """Returns the number of chunks that queries of chunk r attend to."""
+        return sum(self.reads(r, c) for c in range(self.num))
+
+    def sizes(self, length: Any) -> Any:
+        """Returns the number of positions of each chunk."""
+        if isinstance(length, int):
+            return device_ops.part_sizes(length, self.num)
+        return length // self.num + tf.cast(
+            tf.range(self.num) < length % self.num, length.dtype
+        )
+
+    def split(self, x: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the chunks of a tensor of the first device, on that device."""
+        first, length = self._devices[0], x.shape[1]
+        if length is not None:
+            return device_ops.split(x, first, self.sizes(length), 1)
+        with tf.device(first):
+            sizes = self.sizes(tf.shape(x)[1])
+        return device_ops.on(first, lambda x, n: tf.split(x, n, 1, self.num), x, sizes)
+
+    def blocks(self, mask: tf.Tensor) -> list[list[tf.Tensor]]:
+        """Returns the mask of each chunk of queries and each chunk of keys.
+
+        Args:
+            mask: A mask `[batch, length of query, length of key]`, of sizes that may be
+                1.
+        """
+        rows = [mask] * self.num if mask.shape[1] == 1 else self.split(mask)
+        blocks = []
+        for row in rows:
+            turned = tf.transpose(row, [0, 2, 1])
+            parts = [turned] * self.num if row.shape[2] == 1 else self.split(turned)
+            blocks.append([tf.transpose(part, [0, 2, 1]) for part in parts])
+        return blocks
+
+    def _owner(self, c: int) -> int:
+        T = len(self._devices)
+        return c if c < T else 2 * T - 1 - c
+
+
+def _project(dense: Any) -> Callable[..., tf.Tensor]:
+    """Returns the projection of a layer, a function of its input and weights."""
+
+    def project(x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+        y = keras.ops.einsum(dense.equation, tf.cast(x, kernel.dtype), kernel)
+        return y + bias[0] if bias else y
+
+    return project
+
+
+def _finish(dtype: str) -> Callable[..., tf.Tensor]:
+    """Returns the function of a running softmax that returns its sums of values."""
+
+    def finish(most: Any, total: tf.Tensor, summed: tf.Tensor) -> tf.Tensor:
+        del most
+        return tf.cast(tf.transpose(summed / total, [0, 2, 1, 3]), dtype)
+
+    return finish
