@@ -74,7 +74,10 @@ LONG = {
     "tuning.tune",
 }
 # Public faces: layers of Keras' own arguments and more, and a search.
-WIDE = {"attention.__init__", "attention.call", "dense.__init__", "ranking.search"}
+WIDE = {
+    *("attention.__init__", "attention.call", "dense.__init__", "ranking.search"),
+    *("experts.__init__", "sequence.__init__", "sequence.call"),
+}
 # Modules that load no TensorFlow, and import nothing but NumPy.
 PURE = (
     "_compat.backend",
