@@ -15,6 +15,8 @@ from tests.distribution.test_data_parallel import X, Y, assert_trains_the_same, 
 from tests.helpers import compare
 
 layers = keras.layers
+# Two replicas of four stages, two on each device.
+TWO_EACH = [f"CPU:{i}" for i in (0, 1, 0, 1, 2, 3, 2, 3)]
 SLICED = 128  # A square of it is larger than what stays whole.
 
 
@@ -79,9 +81,8 @@ def test_slices_of_unequal_lengths(floatx):
 @pytest.mark.parametrize("name", ["looped_bfs+gather", "interleaved_zb+gather"])
 def test_weights_gathered_for_some_passes_at_a_time(floatx, name):
     floatx("float64")
-    devices = ["CPU:0", "CPU:1", "CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:2", "CPU:3"]
     strategy = tfgpipe.PipelineStrategy(
-        num_stages=4, num_replicas=2, devices=devices, shard_replicas="weights"
+        num_stages=4, num_replicas=2, devices=TWO_EACH, shard_replicas="weights"
     )
     model = made(make=stack, strategy=strategy, schedule=name, num_microbatches=4)
     assert_trains_the_same(made(make=stack), model)
@@ -213,9 +214,8 @@ def test_a_saved_model_is_not_made_of_slices(tmp_path):
 @pytest.mark.usefixtures("mixed_precision")
 def test_half_precision():
     """Casts of weights are made anew of what is gathered."""
-    devices = ["CPU:0", "CPU:1", "CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:2", "CPU:3"]
     strategy = tfgpipe.PipelineStrategy(
-        num_stages=4, num_replicas=2, devices=devices, shard_replicas="weights"
+        num_stages=4, num_replicas=2, devices=TWO_EACH, shard_replicas="weights"
     )
 
     def sgd():
@@ -232,3 +232,35 @@ def test_half_precision():
     for a, b in zip(plain.variables, model.variables, strict=True):
         # As of whole weights: see `test_data_parallel.test_half_precision`.
         np.testing.assert_allclose(a.numpy(), b.numpy(), 0, 2e-3)
+
+
+def test_a_table_that_stages_share(floatx):
+    """Each stage gathers it for itself; microbatches wait on the host meanwhile."""
+    floatx("float64")
+
+    def model(strategy=None):
+        compare.fresh_names()
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            inputs = keras.Input((12,), dtype="int32")
+            embedding = layers.ReversibleEmbedding(600, 24)
+            x = embedding(inputs)
+            for _ in range(3):
+                x = layers.Dense(24, activation="tanh")(x)
+            found = keras.Model(inputs, embedding(x, reverse=True))
+            if strategy:
+                found = tfgpipe.pipeline(
+                    found, num_microbatches=2, schedule="interleaved+offload+gather"
+                )
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            found.compile(keras.optimizers.Adam(0.01), loss)
+        return found
+
+    strategy = tfgpipe.PipelineStrategy(
+        num_stages=4, num_replicas=2, devices=TWO_EACH, shard_replicas="weights"
+    )
+    received = model(strategy)
+    assert len(in_slices(received)) == 1
+    rng = np.random.default_rng(0)
+    data = {name: rng.integers(0, 600, (16, 12)) for name in "xy"}
+    assert_trains_the_same(model(), received, **data)
