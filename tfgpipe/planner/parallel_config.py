@@ -35,6 +35,8 @@ class ParallelConfig(StepConfig):
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
             recomputes when asked.
+        shards_slots: True if each replica has 1 / D of the optimizer's slots, and
+            updates as many weights: `shard_replicas="slots"`.
     """
 
     num_stages: int = dataclasses.field(init=False)
@@ -43,6 +45,7 @@ class ParallelConfig(StepConfig):
     num_shards: int
     stages_per_device: int = 1
     recompute_when: Literal["asked", "early"] = "asked"
+    shards_slots: bool = False
 
     def __post_init__(self) -> None:
         num_stages = self.num_devices * self.stages_per_device
@@ -53,9 +56,18 @@ class ParallelConfig(StepConfig):
 
     @property
     def order(self) -> str:
-        """The schedule, with the number of stages a device if that is not 1."""
+        """The schedule, with the number of stages a device if that is not 1.
+
+        Behind it the slots that replicas share out.
+        """
         v, name = self.stages_per_device, self.schedule.name
-        return name if v == 1 else f"{name} x {v}"
+        order = name if v == 1 else f"{name} x {v}"
+        return f"{order}, slots / {self.num_replicas}" if self.shards_slots else order
+
+    @property
+    def slot_share(self) -> float:
+        """The share of slots and updates that a replica has."""
+        return 1 / self.num_replicas if self.shards_slots else 1.0
 
     @property
     def total_devices(self) -> int:

@@ -164,7 +164,7 @@ class PlanRequest:
             config=config,
             layers_per_stage=tuple(layers_per_stage),
             examples=self.microbatch_size(config),
-            num_slots=self.num_slots,
+            num_slots=self.num_slots * config.slot_share,
             devices=self._devices(config),
         )
 
@@ -235,7 +235,7 @@ class PlanRequest:
 
     def _best_partition(self, config: ParallelConfig, cost: Cost) -> tuple[int, ...]:
         key = (
-            *(cost, config.num_stages, config.num_shards),
+            *(cost, config.num_stages, config.num_shards, config.slot_share),
             *(config.remat, config.load.recomputed_fractions[0]),
             self.microbatch_size(config),
             config.load.placement if self.more else None,
@@ -291,7 +291,8 @@ class PlanRequest:
             num_shards=config.num_shards,
             dtype=self.workload.dtype,
         )
-        added = held.weights + (1 + self.num_slots) * held.trained + held.saved
+        slots = self.num_slots * config.slot_share
+        added = held.weights + (1 + slots) * held.trained + held.saved
         return added * (max(x.memory for x, _ in self.kinds) / device.memory)
 
 

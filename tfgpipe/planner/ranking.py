@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfgpipe import remat as remat_lib
@@ -143,7 +143,8 @@ def search(
 ) -> SearchResult:
     """Returns the fastest configurations that fit, and why the others are rejected.
 
-    Where 1F1B does not fit, it is tried with microbatches that wait on the host, if
+    What does not fit is tried with slots that replicas share out
+    (`shard_replicas="slots"`), and 1F1B with microbatches that wait on the host, if
     devices have a `host_bandwidth`.
 
     Example:
@@ -225,7 +226,9 @@ def search(
             all_fitting.add(config)
         else:
             out_of_memory.append((missing, config))
-            fitting += _offloaded(request, config)
+            leaner = [*_leaner(request, config, all_fitting)]
+            fitting += leaner
+            all_fitting.update(found for _, found in leaner)
     if not fitting and not out_of_memory:
         raise ValueError(
             "Each of D replicas takes as many examples, in M microbatches of as many. "
@@ -258,20 +261,30 @@ def _saving_all(config: ParallelConfig) -> ParallelConfig:
     return dataclasses.replace(config, remat=remat_lib.find("none"))
 
 
-def _offloaded(
-    request: PlanRequest, config: ParallelConfig
+def _leaner(
+    request: PlanRequest, config: ParallelConfig, fitting: Collection[ParallelConfig]
 ) -> Iterator[tuple[float, ParallelConfig]]:
-    """Yields 1F1B whose microbatches wait on the host, if that fits."""
+    """Yields the first way to need less memory with which a configuration fits.
+
+    Replicas share out slots, or with 1F1B microbatches wait on the host.
+    """
+    ways = []
+    if config.num_replicas > 1:
+        ways.append(dataclasses.replace(config, shards_slots=True))
     if (
-        config.schedule != schedules.one_f_one_b
-        or config.num_devices == 1
-        or None in request.host_bandwidths(config)
+        config.schedule == schedules.one_f_one_b
+        and config.num_devices > 1
+        and None not in request.host_bandwidths(config)
     ):
-        return
-    config = dataclasses.replace(config, schedule=schedules.Offload(config.schedule))
-    layers_per_stage = request.partition(config)
-    if request.fits(config, request.memory(config, layers_per_stage)):
-        yield request.lower_bound_seconds(config, layers_per_stage), config
+        order = schedules.Offload(config.schedule)
+        ways += [dataclasses.replace(x, schedule=order) for x in (config, *ways)]
+    for way in ways:
+        if config.remat.fills_memory and _saving_all(way) in fitting:
+            return  # It would save all.
+        layers_per_stage = request.partition(way)
+        if request.fits(way, request.memory(way, layers_per_stage)):
+            yield request.lower_bound_seconds(way, layers_per_stage), way
+            return
 
 
 def _fastest(

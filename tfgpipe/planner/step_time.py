@@ -218,7 +218,8 @@ def update_times(staged: StagedWorkload) -> tuple[float, float]:
             for layer in stages[k]
         )
         # Of weights and slots each is read and written, of gradients read.
-        traffic = trained_bytes * (1 + 2 * (1 + staged.num_slots))
+        updated = trained_bytes * config.slot_share
+        traffic = 3 * updated + 2 * trained_bytes * staged.num_slots
         link = device.link_across(D * P * T)
         reduce = max(reduce, ring_seconds(trained_bytes, D, link))
         update = max(update, traffic / device.bandwidth)

@@ -68,7 +68,7 @@ class StagedWorkload:
         config: The configuration.
         layers_per_stage: The number of layers in each stage.
         examples: Examples of a microbatch.
-        num_slots: Optimizer slots of a trained weight.
+        num_slots: Optimizer slots of a trained weight that a replica has.
         devices: The kind of each device of a pipeline.
     """
 

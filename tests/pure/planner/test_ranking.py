@@ -132,12 +132,32 @@ def test_all_reduces_are_why_shards_lose_on_a_slow_link():
 
 def test_weights_are_why_one_stage_loses():
     heavy = workload(8, count=1000, max_shards=1)
-    # 16 bytes a weight: 128,000 in all, 32,000 on each of four stages.
-    result = search(heavy, device=dataclasses.replace(TOY, memory=60_000.0))
+    # 16 bytes a weight: 128,000 in all, 32,000 on each of four stages; with half of
+    # the slots on each of two replicas 48,000 on each of two stages.
+    result = search(heavy, device=dataclasses.replace(TOY, memory=45_000.0))
     whys = {each.name: each.reason for each in result.rejected}
     assert all(each.config.num_devices == 4 for each in result.best)
     assert "GiB of 0, at the least: slots" in whys["K=1"]
     assert whys["T>1"].startswith("no layer can be in a number of shards")
+
+
+def test_replicas_share_out_slots_where_these_do_not_fit():
+    """Two stages, two replicas: 81,000 bytes, 65,000 if each has half of the slots."""
+    heavy = workload(2, count=4000, max_shards=1)
+    for memory, shares in ((90_000.0, False), (70_000.0, True)):
+        device = dataclasses.replace(TOY, memory=memory)
+        result = search(heavy, device=device, num_best=50)
+        assert {each.config.shards_slots for each in result.best} == {shares}
+        held = result.best[0].fullest
+        assert held.slots == (16_000 if shares else 32_000)
+        assert ("slots / 2" in str(result)) == shares
+    whole, shared = (
+        config(num_replicas=4, num_microbatches=2, shards_slots=shares)
+        for shares in (False, True)
+    )
+    asked = result.request
+    updates = [asked.estimate(x, (2,)).time.update for x in (whole, shared)]
+    assert updates[0] == pytest.approx(4 * updates[1])
 
 
 def test_recomputation_is_why_remat_loses():
