@@ -61,8 +61,10 @@ class Pipelining(Hyperparams):
         less_than=_DEVICES,
         help="Tensor-parallel degree T: devices of a sharded layer.",
     )
-    sharding: Literal["sync", "ring"] = field(
-        default="sync", help="ring: communication overlaps with the products."
+    sharding: Literal["sync", "ring", "sequence"] = field(
+        default="sync",
+        help="ring: communication overlaps with the products; sequence: attention "
+        "over parts of the sequence.",
     )
     shard_replicas: Literal["none", "slots", "whole_weights", "weights"] = field(
         default="none", help="ZeRO over replicas: optimizer slots, or weights as well."

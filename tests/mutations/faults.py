@@ -284,8 +284,8 @@ PLANS = (
     Fault(
         "a planned partition is that of another number of shards",
         "tfgpipe/planner/plan_request.py",
-        "*(cost, config.num_stages, config.num_shards),",
-        "*(cost, config.num_stages),",
+        "*(cost, config.num_stages, config.num_shards, config.slot_share),",
+        "*(cost, config.num_stages, config.slot_share),",
         (
             "tests/pure/planner/test_plan_request.py::test_a_partition_is_of_the_shards_that_it_is_asked_for",
         ),

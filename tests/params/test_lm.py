@@ -37,6 +37,7 @@ def test_the_named_experiments_are_all_there() -> None:
         "image.Digits",
         "image.DigitsQat",
         "image.ResNet50",
+        "lm.Experts",
         "lm.Medium",
         "lm.OneBillion",
         "lm.Packed",
@@ -65,9 +66,9 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(HyperparameterError) as error:
         find("lm.Tyni")
     assert str(error.value) == (
-        "lm.Tyni: no such experiment. Did you mean lm.Tiny? Expected one of lm.Medium, "
-        "lm.OneBillion, lm.Packed, lm.Small, lm.Tiny, which params.lm has, or "
-        "PACKAGE.FILE.CLASS of a file that Python can import."
+        "lm.Tyni: no such experiment. Did you mean lm.Tiny? Expected one of "
+        "lm.Experts, lm.Medium, lm.OneBillion, lm.Packed, lm.Small, lm.Tiny, which "
+        "params.lm has, or PACKAGE.FILE.CLASS of a file that Python can import."
     )
 
 
@@ -135,7 +136,11 @@ def test_positions_matter() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [Positions(), Block(width=8, num_heads=2, mlp_width=16, dropout=0.1)],
+    [
+        Positions(),
+        Block(width=8, num_heads=2, mlp_width=16, dropout=0.1),
+        Block(width=8, num_heads=2, mlp_width=16, num_experts=3, balancing=0.1),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers_come_back_from_their_configuration(
@@ -146,6 +151,27 @@ def test_layers_come_back_from_their_configuration(
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     data = np.random.default_rng(0).normal(size=[2, 4, 8]).astype("float32")
     assert np.array_equal(model.predict_on_batch(data), loaded.predict_on_batch(data))
+
+
+def test_experts_and_parts_of_a_sequence_are_those_of_one_device(corpus: str) -> None:
+    """Two stages of two devices each, and the plain model."""
+    settings = [corpus, "model.width=8", "model.num_heads=2", "model.mlp_width=8"]
+    shapes = ["num_shards=2", "sharding=sequence"], ["num_shards=1", "sharding=sync"]
+    losses = []
+    for shape in shapes:
+        keras.utils.set_random_seed(0)
+        given = [*settings, *(f"pipelining.{each}" for each in shape)]
+        experiment = experiments.text("Experts", *given)
+        model = experiment.build_model()
+        batch = next(iter(experiment.batches("train")))
+        losses.append([float(model.train_on_batch(*batch)) for _ in range(3)])
+    assert np.allclose(*losses, rtol=1e-4), losses
+    assert losses[0][2] < losses[0][0]
+
+
+def test_bad_sizes_of_experts_are_named() -> None:
+    with pytest.raises(HyperparameterError, match="experts_per_token: expected at mos"):
+        experiments.text("Experts", "model.num_experts=2", "model.experts_per_token=3")
 
 
 def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) -> None:

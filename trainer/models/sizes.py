@@ -40,10 +40,24 @@ class Transformer(Hyperparams):
     softmax: Literal["tied", "untied"] = field(
         default="untied", help="tied: the embedding table is the output layer."
     )
+    num_experts: int = field(
+        default=1, at_least=1, help="MLPs of a block; 2 or more: routed experts."
+    )
+    experts_per_token: int = field(
+        default=2, at_least=1, help="Experts that a token is routed to."
+    )
+    balancing: float = field(
+        default=0.01, at_least=0, help="Weight of the loss that balances experts."
+    )
 
     def validate(self) -> None:
-        """Checks that the heads share the width."""
+        """Checks that the heads share the width, and that there are enough experts."""
         check_heads(width=self.width, num_heads=self.num_heads)
+        if 1 < self.num_experts < self.experts_per_token:
+            raise HyperparameterError(
+                f"experts_per_token: expected at most num_experts={self.num_experts}; "
+                f"received {self.experts_per_token}."
+            )
 
 
 class EncoderDecoder(Hyperparams):

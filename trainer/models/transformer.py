@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 ops = keras.ops
+Sharding = Literal["sync", "ring", "sequence"]
 
 
 @keras.saving.register_keras_serializable(package="params")
@@ -127,7 +128,11 @@ class Block(keras.layers.Layer):
         mlp_width: Width of the perceptron's inner layer.
         dropout: Share of activations dropped before each addition.
         num_shards: T, the number of devices of attention and perceptron.
-        sharding: Communication between these: see `tfgpipe.layers.TPDense`.
+        sharding: Communication between these: see `tfgpipe.layers.TPDense`. With
+            `"sequence"` attention is over T parts of the sequence.
+        num_experts: Number of perceptrons, of which each position takes some.
+        experts_per_token: Number of those.
+        balancing: Weight of the loss that balances them.
 
     Call arguments:
         inputs: Tensors of the shape below.
@@ -151,7 +156,10 @@ class Block(keras.layers.Layer):
         mlp_width: int,
         dropout: float = 0.0,
         num_shards: int = 1,
-        sharding: Literal["sync", "ring"] = "sync",
+        sharding: Sharding = "sync",
+        num_experts: int = 1,
+        experts_per_token: int = 2,
+        balancing: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -161,29 +169,16 @@ class Block(keras.layers.Layer):
         self.dropout = dropout
         self.num_shards = num_shards
         self.sharding = sharding
+        self.num_experts = num_experts
+        self.experts_per_token = experts_per_token
+        self.balancing = balancing
         self.attention_norm = keras.layers.LayerNormalization()
         self.mlp_norm = keras.layers.LayerNormalization()
-        size = width // num_heads
-        if num_shards == 1:
-            self.attention = keras.layers.MultiHeadAttention(num_heads, size)
-            self.widen = keras.layers.Dense(mlp_width, activation="gelu")
-            self.narrow = keras.layers.Dense(width)
+        self.attention = self._make_attention()
+        if num_experts > 1:
+            self.experts = self._make_experts()
         else:
-            collective: Literal["gather", "ring"]
-            collective = "ring" if sharding == "ring" else "gather"
-            self.attention = tfgpipe.layers.TPMultiHeadAttention(
-                num_heads, key_dim=size, collective=collective, num_shards=num_shards
-            )
-            self.widen = tfgpipe.layers.TPDense(
-                mlp_width,
-                activation="gelu",
-                gather_output=False,
-                collective=collective,
-                num_shards=num_shards,
-            )
-            self.narrow = tfgpipe.layers.TPDense(
-                width, partition="row", collective=collective, num_shards=num_shards
-            )
+            self.widen, self.narrow = self._make_mlp()
         self.drop_attention = keras.layers.Dropout(dropout)
         self.drop_mlp = keras.layers.Dropout(dropout)
 
@@ -192,13 +187,59 @@ class Block(keras.layers.Layer):
         """T divides it: the heads."""
         return self.num_heads
 
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """Arguments of layers in parts."""
+        collective = "ring" if self.sharding == "ring" else "gather"
+        return {"collective": collective, "num_shards": self.num_shards}
+
+    def _make_attention(self) -> keras.layers.Layer:
+        heads, size = self.num_heads, self.width // self.num_heads
+        if self.num_shards == 1:
+            return keras.layers.MultiHeadAttention(heads, size)
+        if self.sharding == "sequence":
+            return tfgpipe.layers.TPSequenceAttention(
+                heads, key_dim=size, num_shards=self.num_shards
+            )
+        return tfgpipe.layers.TPMultiHeadAttention(heads, key_dim=size, **self._parts)
+
+    def _make_experts(self) -> keras.layers.Layer:
+        return tfgpipe.layers.TPMixtureOfExperts(
+            self.num_experts,
+            hidden_units=self.mlp_width,
+            top_k=self.experts_per_token,
+            activation="gelu",
+            gated=False,
+            balancing=self.balancing,
+            num_shards=self.num_shards,
+        )
+
+    def _make_mlp(self) -> tuple[keras.layers.Layer, keras.layers.Layer]:
+        """Returns the two layers of the perceptron."""
+        width, inner = self.width, self.mlp_width
+        dense: Any = keras.layers.Dense
+        if self.num_shards == 1:
+            return dense(inner, activation="gelu"), dense(width)
+        dense = tfgpipe.layers.TPDense
+        return (
+            dense(inner, activation="gelu", gather_output=False, **self._parts),
+            dense(width, partition="row", **self._parts),
+        )
+
+    @property
+    def _mlp(self) -> list[keras.layers.Layer]:
+        """The layers behind the second norm."""
+        return [self.experts] if self.num_experts > 1 else [self.widen, self.narrow]
+
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the layers inside."""
         self.attention_norm.build(input_shape)
         self.attention.build(input_shape, input_shape)
         self.mlp_norm.build(input_shape)
-        self.widen.build(input_shape)
-        self.narrow.build(self.widen.compute_output_shape(input_shape))
+        shape: Any = input_shape
+        for layer in self._mlp:
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
 
     def call(
         self, inputs: Any, segments: Any = None, training: bool | None = None
@@ -211,7 +252,9 @@ class Block(keras.layers.Layer):
             normed, normed, attention_mask=mask, use_causal_mask=True
         )
         x = inputs + self.drop_attention(attended, training=training)
-        added = self.narrow(self.widen(self.mlp_norm(x)))
+        added = self.mlp_norm(x)
+        for layer in self._mlp:
+            added = layer(added)
         return x + self.drop_mlp(added, training=training)
 
     def get_config(self) -> dict[str, Any]:
@@ -224,6 +267,9 @@ class Block(keras.layers.Layer):
             "dropout": self.dropout,
             "num_shards": self.num_shards,
             "sharding": self.sharding,
+            "num_experts": self.num_experts,
+            "experts_per_token": self.experts_per_token,
+            "balancing": self.balancing,
         }
 
 
@@ -247,7 +293,7 @@ def decoder_only(
     vocabulary_size: int = 256,
     start: int | None = None,
     num_shards: int = 1,
-    sharding: Literal["sync", "ring"] = "sync",
+    sharding: Sharding = "sync",
 ) -> keras.Model:
     """Returns the network.
 
@@ -273,6 +319,9 @@ def decoder_only(
                 dropout=hyper.dropout,
                 num_shards=num_shards,
                 sharding=sharding,
+                num_experts=hyper.num_experts,
+                experts_per_token=hyper.experts_per_token,
+                balancing=hyper.balancing,
             )
             for _ in range(hyper.num_layers)
         ),

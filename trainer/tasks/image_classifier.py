@@ -267,6 +267,11 @@ class Classifier(ImageClassifier):
 
         hyper, pipelining = self.model, self.pipelining
         if pipelining.num_shards > 1:
+            if pipelining.sharding == "sequence":
+                raise HyperparameterError(
+                    'pipelining.sharding: expected "sync" or "ring", as images are no '
+                    'sequences; received "sequence".'
+                )
             try:
                 block = tfgpipe.layers.TPMLP(
                     hyper.hidden,
