@@ -190,6 +190,13 @@ SCHEDULES = (
         ("tests/tensor_parallel/test_sequence.py::test_grouped_queries",),
     ),
     Fault(
+        "each part of a sequence draws its own rows of a draw",
+        "tfgpipe/tensor_parallel/sequence.py",
+        "first += rows[c]",
+        "first += 0",
+        ("tests/tensor_parallel/test_sequence.py::test_the_same_attention_is_dropped",),
+    ),
+    Fault(
         "a chunk of a causal sequence does not attend to its own later positions",
         "tfgpipe/tensor_parallel/sequence.py",
         "if is_diagonal:",

@@ -131,6 +131,28 @@ def test_a_keras_mask_is_used_and_passed_on(floatx):
         compare.close(a, b, "output", 1e-10, 1e-12)
 
 
+@pytest.mark.parametrize("masks", ["none", "causal", "pairs"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_the_same_attention_is_dropped(floatx, exchange, masks):
+    floatx("float64")
+    for few in (None, 2):
+        layers = pair(2, few=few, exchange=exchange, dropout=0.4, seed=3)
+        assert_equal(layers, X, training=True, what=masks, **MASKS[masks])
+        assert_equal(layers, X, training=True, what="next step", **MASKS[masks])
+        assert_equal(layers, X, what="evaluation", **MASKS[masks])
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_half_precision_drops_the_same(exchange):
+    ones = {"dropout": 0.5, "seed": 3, "dtype": "mixed_bfloat16", "exchange": exchange}
+    plain, parts = pair(2, x=X.astype("float32"), **ones)
+    a, b = (
+        keras.ops.cast(layer(X, X, training=True), "float32")
+        for layer in (plain, parts)
+    )
+    assert np.abs(a - b).max() < 0.06 * np.abs(a).max()
+
+
 def test_half_precision():
     plain, parts = pair(3, dtype="mixed_bfloat16", x=X.astype("float32"))
     a, b = (
@@ -146,7 +168,7 @@ def scores_of(layer, length, **kwargs):
     traced = tf.function(lambda x: layer(x, x, **kwargs)).get_concrete_function(specs)
     sizes = {}
     for op in traced.graph.get_operations():
-        if op.type == "Exp" and op.outputs[0].shape[-1] != 1:
+        if op.type in ("Exp", "Softmax") and op.outputs[0].shape[-1] != 1:
             sizes.setdefault(op.device, []).append(op.outputs[0].shape.num_elements())
     return sizes
 

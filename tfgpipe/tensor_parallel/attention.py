@@ -13,7 +13,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, unique
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.dense import OutputProjection, QKVProjection
-from tfgpipe.tensor_parallel.head_dropout import dropped_heads
+from tfgpipe.tensor_parallel.head_dropout import dropped_heads, next_seed
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
@@ -181,10 +181,8 @@ class MultiHeadAttention(ShardedLayer):
             self.value_dense(value),
         )
         seeds = []
-        if training and self.dropout:  # As Keras passes it to TensorFlow.
-            seed = self._dropout_layer.seed_generator.next()
-            seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
-            seeds = [seed]
+        if training and self.dropout:
+            seeds = [next_seed(self._dropout_layer)]
         outputs = [
             device_ops.on(
                 devices[t], self._heads_of(t, bool(masks)), *qkv, *masks, *seeds

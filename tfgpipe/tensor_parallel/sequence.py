@@ -31,6 +31,7 @@ from tfgpipe._util import argument_checks
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.attention import copied, joint_mask
 from tfgpipe.tensor_parallel.cross_entropy import precise
+from tfgpipe.tensor_parallel.head_dropout import dropped_heads, kept_rows, next_seed
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
 Exchange = Literal["ring", "all_to_all"]
@@ -43,9 +44,9 @@ class TPSequenceAttention(ShardedLayer):
     """Multi-head or grouped-query attention with T devices for parts of the sequence.
 
     It computes what `keras.layers.MultiHeadAttention`, or with `num_key_value_heads`
-    `keras.layers.GroupQueryAttention`, does on sequences without dropout, and its
-    files of weights are theirs. Every device projects and attends with whole weights,
-    which are on the first one and sent to the others.
+    `keras.layers.GroupQueryAttention`, does on sequences, and its files of weights are
+    theirs. Every device projects and attends with whole weights, which are on the first
+    one and sent to the others.
 
     Args:
         num_heads: Number of heads of queries.
@@ -53,6 +54,8 @@ class TPSequenceAttention(ShardedLayer):
         num_key_value_heads: Number of heads of keys and values, which divides
             `num_heads`. Defaults to `num_heads`.
         value_dim: Size of each head's values. Defaults to `key_dim`.
+        dropout: Share of attention that is dropped in training, the same for any T. A
+            device draws numbers for its part of the scores alone.
         use_bias: True for biases in the projections.
         output_dim: Size of the output. Defaults to that of the query.
         exchange: `"ring"`, or `"all_to_all"` for whole sequences with some of the heads
@@ -62,6 +65,7 @@ class TPSequenceAttention(ShardedLayer):
             pipeline around the layer.
         kernel_initializer: Initializer of kernels.
         bias_initializer: Initializer of biases.
+        seed: Seed of the dropout.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -87,8 +91,9 @@ class TPSequenceAttention(ShardedLayer):
 
     config_is_complete = True
     config_names = (
-        *("num_heads", "key_dim", "num_key_value_heads", "value_dim", "use_bias"),
-        *("output_dim", "exchange", "kernel_initializer", "bias_initializer"),
+        *("num_heads", "key_dim", "num_key_value_heads", "value_dim", "dropout"),
+        *("use_bias", "output_dim", "exchange", "kernel_initializer"),
+        *("bias_initializer", "seed"),
     )
 
     def __init__(
@@ -98,6 +103,7 @@ class TPSequenceAttention(ShardedLayer):
         key_dim: int,
         num_key_value_heads: int | None = None,
         value_dim: int | None = None,
+        dropout: float = 0.0,
         use_bias: bool = True,
         output_dim: int | None = None,
         exchange: Exchange = "ring",
@@ -105,6 +111,7 @@ class TPSequenceAttention(ShardedLayer):
         devices: Sequence[str] | None = None,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
+        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_shards=num_shards, devices=devices, **kwargs)
@@ -129,6 +136,7 @@ class TPSequenceAttention(ShardedLayer):
         if self._by_heads:
             check_divides("heads", self.num_key_value_heads, self.num_shards, self.name)
         self.use_bias, self.output_dim = use_bias, output_dim
+        self.dropout, self.seed = dropout, seed
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
 
@@ -159,6 +167,9 @@ class TPSequenceAttention(ShardedLayer):
         )
         self.key_dense = projection("key", few, self.key_dim, key_shape)
         self.value_dense = projection("value", few, self.value_dim, value_shape)
+        self._dropout_layer = keras.layers.Dropout(
+            self.dropout, seed=self.seed, dtype=self.dtype_policy
+        )
         units = self.output_dim or query_shape[-1]
         self.output_dense = self._dense(
             "attention_output", "abcd,cde->abe", (None, units), "e"
@@ -191,11 +202,10 @@ class TPSequenceAttention(ShardedLayer):
                 Keras mask on `key`.
             attention_mask: True where a query attends to a value, `[batch, length of
                 query, length of value]`; the batch may be of size 1.
-            training: Unused.
+            training: True to drop attention.
             use_causal_mask: True for positions that attend to none after them. With
                 another mask no pairs are left out.
         """
-        del training
         query_mask = keras_internals.calls.get_mask(query)
         key = value if key is None else key
         for tensor in (query, value, key):
@@ -216,7 +226,10 @@ class TPSequenceAttention(ShardedLayer):
             )
         )
         attend = self._attend_by_heads if self._by_heads else self._attend_in_a_ring
-        attended = attend(q, k, v, chunks, given)
+        seeds = []
+        if training and self.dropout:
+            seeds = [next_seed(self._dropout_layer)]
+        attended = attend(q, k, v, chunks, given, seeds)
         kernels = self._weights_for(self.output_dense, len(attended))
         outputs = [
             device_ops.on(chunks.device(c), _project(self.output_dense), x, *kernels[c])
@@ -291,6 +304,7 @@ class TPSequenceAttention(ShardedLayer):
         v: Sequence[tf.Tensor],
         chunks: _Chunks,
         mask: Sequence[tf.Tensor],
+        seeds: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns for each chunk of queries the values that it attends to."""
         T = self.num_shards
@@ -300,6 +314,7 @@ class TPSequenceAttention(ShardedLayer):
         ]
         states: list[list[tf.Tensor]] = [[] for _ in q]
         blocks = [chunks.blocks(x) for x in mask]
+        kept = [self._kept(seed, q, k, chunks) for seed in seeds]
         moving = {c: (k[c], v[c]) for c in range(len(k))}
         for step in range(T):
             for t, device in enumerate(self.shard_devices):
@@ -317,13 +332,14 @@ class TPSequenceAttention(ShardedLayer):
                             has_state=bool(states[r]),
                             has_mask=bool(blocks),
                             is_diagonal=chunks.is_diagonal(r, c),
+                            drops=bool(kept),
                         )
                         states[r] = device_ops.on(
                             device,
                             add,
                             *(queries[r].pop(), keys.pop(), values.pop()),
                             *states[r],
-                            *(block[r][c] for block in blocks),
+                            *(block[r][c] for block in (*blocks, *kept)),
                         )
                     if goes_on:
                         neighbour = self.shard_devices[(t + 1) % T]
@@ -338,7 +354,12 @@ class TPSequenceAttention(ShardedLayer):
         ]
 
     def _add_to(
-        self, *, has_state: bool, has_mask: bool, is_diagonal: bool = False
+        self,
+        *,
+        has_state: bool,
+        has_mask: bool,
+        is_diagonal: bool = False,
+        drops: bool = False,
     ) -> Callable[..., Any]:
         """Returns the function that adds keys and values to a running softmax.
 
@@ -349,7 +370,7 @@ class TPSequenceAttention(ShardedLayer):
 
         def add(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> list[tf.Tensor]:
             s = scores(q, k)
-            mask = rest[-1][:, None] if has_mask else None
+            mask = rest[3 * has_state][:, None] if has_mask else None
             if is_diagonal:
                 mask = tf.linalg.band_part(tf.ones(tf.shape(s)[2:], tf.bool), -1, 0)
             if mask is not None:
@@ -361,6 +382,8 @@ class TPSequenceAttention(ShardedLayer):
                 most = tf.maximum(most, before)
             p = tf.exp(s - most)
             new_total = tf.reduce_sum(p, axis=-1, keepdims=True)
+            if drops:
+                p = tf.where(rest[-1], p / (1 - self.dropout), tf.zeros((), p.dtype))
             new_summed = self._values(p, v)
             if has_state:
                 scale = tf.exp(before - most)
@@ -377,6 +400,7 @@ class TPSequenceAttention(ShardedLayer):
         v: Sequence[tf.Tensor],
         chunks: _Chunks,
         mask: Sequence[tf.Tensor],
+        seeds: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns the same, by all positions and some of the heads on each device."""
         devices = self.shard_devices
@@ -395,7 +419,8 @@ class TPSequenceAttention(ShardedLayer):
                 device_ops.gather([parts[t] for parts in some], device, axis=1)
                 for some in by_heads
             ]
-            y = device_ops.on(device, self._attend_whole(bool(mask)), *mine, *mask)
+            attend = self._attend_whole(t, has_mask=bool(mask))
+            y = device_ops.on(device, attend, *mine, *mask, *seeds)
             with tf.device(device):
                 sizes = tf.stack(lengths)
             parts = device_ops.on(
@@ -408,10 +433,54 @@ class TPSequenceAttention(ShardedLayer):
             for some, device in zip(back, devices, strict=True)
         ]
 
-    def _attend_whole(self, has_mask: bool) -> Callable[..., tf.Tensor]:
-        add = self._add_to(has_state=False, has_mask=has_mask)
-        finish = _finish(self.compute_dtype)
-        return lambda *tensors: finish(*add(*tensors))
+    def _attend_whole(self, shard: int, *, has_mask: bool) -> Callable[..., tf.Tensor]:
+        """Returns the attention of a shard's heads, with a seed behind if it drops."""
+        scores, heads = self._scores(), self.num_heads // self.num_shards
+
+        def attend(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> tf.Tensor:
+            s = scores(q, k)
+            if has_mask:
+                s = tf.where(rest[0][:, None], s, _LOW * s.dtype.max)
+            p = tf.nn.softmax(s)
+            if len(rest) > has_mask:
+                p = dropped_heads(
+                    tf.cast(p, self.compute_dtype),
+                    rate=self.dropout,
+                    seed=rest[-1],
+                    num_heads=self.num_heads,
+                    first=shard * heads,
+                )
+                p = tf.cast(p, s.dtype)
+            y = tf.transpose(self._values(p, v), [0, 2, 1, 3])
+            return tf.cast(y, self.compute_dtype)
+
+        return attend
+
+    def _kept(
+        self,
+        seed: tf.Tensor,
+        q: Sequence[tf.Tensor],
+        k: Sequence[tf.Tensor],
+        chunks: _Chunks,
+    ) -> list[list[tf.Tensor]]:
+        """Returns which scores of each chunk of queries and of keys are kept."""
+        columns = [keras.ops.shape(x)[1] for x in k]
+        rows = [keras.ops.shape(x)[1] for x in q]
+        blocks, first = [], 0
+        for c, x in enumerate(q):
+            with tf.device(chunks.device(c)):
+                shape = (keras.ops.shape(x)[0], self.num_heads, rows[c], sum(columns))
+                kept = kept_rows(
+                    shape,
+                    tf.identity(seed),
+                    rate=self.dropout,
+                    first=first,
+                    num_rows=sum(rows),
+                    dtype=self.compute_dtype,
+                )
+                blocks.append(tf.split(kept, tf.stack(columns), 3, num=len(columns)))
+            first += rows[c]
+        return blocks
 
 
 class _Chunks:
