@@ -43,7 +43,7 @@ def kept_rows(
     num_rows: Any,
     dtype: str,
 ) -> tf.Tensor:
-    """Returns which scores of some rows are kept, bool `[batch, heads, rows, length]`.
+    """Returns the scores of some rows that are kept, `[batch, heads, rows, length]`.
 
     Args:
         shape: Shape of the scores here: rows of queries by all values.

@@ -463,7 +463,7 @@ class TPSequenceAttention(ShardedLayer):
         k: Sequence[tf.Tensor],
         chunks: _Chunks,
     ) -> list[list[tf.Tensor]]:
-        """Returns which scores of each chunk of queries and of keys are kept."""
+        """Returns the scores that are kept, of each chunk of queries and of keys."""
         columns = [keras.ops.shape(x)[1] for x in k]
         rows = [keras.ops.shape(x)[1] for x in q]
         blocks, first = [], 0
