@@ -230,12 +230,7 @@ class TPSequenceAttention(ShardedLayer):
         if training and self.dropout:
             seeds = [next_seed(self._dropout_layer)]
         attended = attend(q, k, v, chunks, given, seeds)
-        kernels = self._weights_for(self.output_dense, len(attended))
-        outputs = [
-            device_ops.on(chunks.device(c), _project(self.output_dense), x, *kernels[c])
-            for c, x in enumerate(attended)
-        ]
-        output = device_ops.gather(outputs, self.shard_devices[0], axis=1)
+        output = self._joined(attended, chunks)
         keras_internals.calls.set_mask(output, query_mask)
         return output
 
@@ -270,6 +265,15 @@ class TPSequenceAttention(ShardedLayer):
             device_ops.on(chunks.device(c), _project(dense), part, *kernels[c])
             for c, part in enumerate(parts)
         ]
+
+    def _joined(self, attended: Sequence[tf.Tensor], chunks: _Chunks) -> tf.Tensor:
+        """Returns the output, of all chunks, on the first device."""
+        kernels = self._weights_for(self.output_dense, len(attended))
+        outputs = [
+            device_ops.on(chunks.device(c), _project(self.output_dense), x, *kernels[c])
+            for c, x in enumerate(attended)
+        ]
+        return device_ops.gather(outputs, self.shard_devices[0], axis=1)
 
     def _weights_for(self, dense: Any, num: int) -> list[list[tf.Tensor]]:
         """Returns copies of a projection's weights, whose gradients are summed."""
