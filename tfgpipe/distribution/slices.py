@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import sliced_variables, tf_internals
 from tfgpipe._util import num_bytes
+from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import Gradient
 
 # Their updates of an entry read that entry alone, of weight, gradient and slots.
@@ -118,7 +119,7 @@ def slice_scope(devices: Sequence[str], cut: Cut) -> Iterator[None]:
 
 def reduce_scatter(
     gradients: Sequence[Gradient], weight: sliced_variables.SlicedVariable
-) -> list[tf.Tensor]:
+) -> list[Gradient]:
     """Returns the sum of gradients in slices, each on the device of a weight's slice.
 
     Args:
@@ -130,8 +131,7 @@ def reduce_scatter(
         with tf.device(home.device):
             dense = tf.convert_to_tensor(gradient)
             parts.append(tf.split(dense, weight.sizes, weight.axis))
-    sums = []
-    for d, home in enumerate(weight.slices):
-        with tf.device(home.device):
-            sums.append(tf.add_n([tf.identity(each[d]) for each in parts]))
-    return sums
+    return [
+        all_reduce.reduce_to([each[d] for each in parts], home.device)
+        for d, home in enumerate(weight.slices)
+    ]

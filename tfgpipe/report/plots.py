@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 # Of curves: colour, marker with line, size of the marker. 1F1B lies on GPipe.
-LINE_STYLES: dict[schedules.SchedulePolicy | Schedule, tuple[str, str, int]] = {
+LINE_STYLES: dict[schedules.SchedulePolicy, tuple[str, str, int]] = {
     schedules.gpipe: ("#0072B2", "o-", 10),
     schedules.one_f_one_b: ("#E69F00", "s--", 5),
     schedules.interleaved: ("#009E73", "^-", 6),
@@ -255,7 +255,6 @@ def plot_bubbles(
     picture = _Picture([CURVES])
     (axes,) = picture.axes
     for policy, (colour, line, size) in LINE_STYLES.items():
-        assert isinstance(policy, schedules.SchedulePolicy)
         v = min(policy.stages_per_device)
         costs = Costs(forward=1 / v, backward=2 / v)
         plans = (policy(v * P, M, num_devices=P) for M in Ms)

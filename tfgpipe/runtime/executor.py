@@ -225,16 +225,9 @@ class Executor:
     def gather_weights(self, action: Action) -> None:
         """Gathers the weights of a stage that are in slices, for later passes."""
         run = self._runs[action.stage]
-        names: list[str] = []
-
-        def gather(_: NamedTensors) -> list[tf.Tensor]:
-            found = run.gather()
-            names.extend(found)
-            return [*found.values()]
-
-        if run.has_slices:
-            tensors = self.emit(action, {}, gather)
-            run.waiting[action] = dict(zip(names, tensors, strict=True))
+        if run.sliced:
+            tensors = self.emit(action, {}, lambda _: run.gather())
+            run.waiting[action] = dict(zip(run.sliced, tensors, strict=True))
 
     def saved(self, k: int) -> dict[int, NamedTensors]:
         """Returns by microbatch in flight the tensors that stage k holds of it."""

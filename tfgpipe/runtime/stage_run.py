@@ -26,6 +26,7 @@ class StageRun:
             reads, and more.
         gradients: The accumulators of weight gradients; after the step, the gradients
             of the weights that have one.
+        sliced: The weights that are in slices on replicas, by name.
         gathered: Weights that the schedule gathers, by name, as the next pass reads
             them.
         waiting: By action, weights that it has gathered for a later pass.
@@ -49,7 +50,7 @@ class StageRun:
         self.waiting: dict[Action, NamedTensors] = {}
         self._k, self._per_step = k, step.per_step
         names = self.trace.given.variables
-        self._sliced = {
+        self.sliced = {
             name: variable
             for name, variable in zip(names, self.variables, strict=True)
             if keras_internals.variables.is_sliced(variable)
@@ -67,17 +68,12 @@ class StageRun:
         """Returns whether the backward of a microbatch computes forwards again."""
         return any(self._remat.recomputed(1, kept=self._keeps[m]))
 
-    @property
-    def has_slices(self) -> bool:
-        """True if some of its weights are in slices on replicas."""
-        return bool(self._sliced)
-
-    def gather(self) -> NamedTensors:
-        """Returns the weights that are in slices, gathered now, by name."""
-        gathered = {}
-        for name, variable in self._sliced.items():
+    def gather(self) -> list[tf.Tensor]:
+        """Returns the weights that are in slices, gathered now."""
+        gathered = []
+        for variable in self.sliced.values():
             with tf.device(self._places[variable]):
-                gathered[name] = tf.identity(variable.value)
+                gathered.append(tf.identity(variable.value))
         return gathered
 
     def take_gathered(self, actions: Iterable[Action]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 from tfgpipe.schedules.gather import Gather
 from tfgpipe.schedules.insertion import InsertionPolicy
@@ -56,6 +56,14 @@ _POLICIES: dict[str, SchedulePolicy] = {
 }
 
 
+@overload
+def find(
+    schedule: str, *, others: Mapping[str, SchedulePolicy] = ...
+) -> SchedulePolicy: ...
+@overload
+def find(
+    schedule: Any, *, others: Mapping[str, SchedulePolicy] = ...
+) -> SchedulePolicy | Schedule: ...
 def find(
     schedule: Any, *, others: Mapping[str, SchedulePolicy] = MappingProxyType({})
 ) -> SchedulePolicy | Schedule:
@@ -86,7 +94,6 @@ def find(
     for insertion in _INSERTIONS:
         if schedule.endswith(insertion.suffix):
             policy = find(schedule.removesuffix(insertion.suffix), others=others)
-            assert isinstance(policy, SchedulePolicy)  # It has a name.
             return insertion(policy)
     if schedule not in policies:
         raise ValueError(
@@ -113,6 +120,4 @@ def make(
     Raises:
         ValueError: If there is none of this name, or none for these numbers.
     """
-    policy = find(name)
-    assert isinstance(policy, SchedulePolicy)
-    return policy(num_stages, num_microbatches, num_devices=num_devices)
+    return find(name)(num_stages, num_microbatches, num_devices=num_devices)

@@ -144,4 +144,5 @@ def find_schedule(schedule: Any) -> SchedulePolicy | Schedule:
         TypeError: If it is of another type.
         ValueError: If there is none of this name.
     """
-    return schedules.find(schedule, others=_POLICIES)
+    found: SchedulePolicy | Schedule = schedules.find(schedule, others=_POLICIES)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -13,15 +13,91 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, unique
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.dense import OutputProjection, QKVProjection
-from tfgpipe.tensor_parallel.head_dropout import dropped_heads, next_seed
+from tfgpipe.tensor_parallel.head_dropout import dropped_heads
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
+
+
+class Attention(ShardedLayer):
+    """The base of attention within sequences that is in parts.
+
+    Args:
+        num_heads: Number of heads.
+        key_dim: Size of each head's queries and keys.
+        value_dim: Size of each head's values, or None for `key_dim`.
+        dropout: Share of attention that is dropped in training.
+        use_bias: True for biases in the projections.
+        output_dim: Size of the output, or None for that of the query.
+        kernel_initializer: Initializer of full kernels.
+        bias_initializer: Initializer of full biases.
+        seed: Seed of the dropout.
+        **kwargs: Arguments of `ShardedLayer`.
+    """
+
+    # What each device has some of.
+    parts: ClassVar[str]
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        key_dim: int,
+        value_dim: int | None,
+        dropout: float,
+        use_bias: bool,
+        output_dim: int | None,
+        kernel_initializer: Any,
+        bias_initializer: Any,
+        seed: int | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.num_heads = argument_checks.check_count("num_heads", num_heads)
+        self.key_dim = argument_checks.check_count("key_dim", key_dim)
+        self.value_dim = argument_checks.check_count(
+            "value_dim", key_dim if value_dim is None else value_dim
+        )
+        self.use_bias, self.output_dim = use_bias, output_dim
+        self.dropout, self.seed = dropout, seed
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+
+    def check_sequences(self, *shapes: Any) -> None:
+        """Raises ValueError unless shapes are `(batch, length, features)`."""
+        for shape in shapes:
+            if len(shape) != 3:
+                raise ValueError(
+                    f"{self.parts} are split over devices for attention within "
+                    "sequences, `(batch, length, features)`. Layer "
+                    f"'{self.name}' received the shape {tuple(shape)}. Reshape it to "
+                    "one axis of positions."
+                )
+
+    def add_dropout(self) -> None:
+        """Creates the dropout. Seeds are drawn in Keras' order."""
+        self._dropout_layer = keras.layers.Dropout(
+            self.dropout, seed=self.seed, dtype=self.dtype_policy
+        )
+
+    def next_seeds(self, training: bool | None) -> list[tf.Tensor]:
+        """Returns the seed of a call that drops attention, as Keras passes it on."""
+        if not (training and self.dropout):
+            return []
+        seed = self._dropout_layer.seed_generator.next()
+        return [tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)]
+
+    def compute_output_shape(
+        self, query_shape: Any, value_shape: Any, key_shape: Any = None
+    ) -> Any:
+        """Returns the shape of the output."""
+        return (*query_shape[:-1], self.output_dim or query_shape[-1])
 
 
 @keras.saving.register_keras_serializable(
     package="tfgpipe", name="TPMultiHeadAttention"
 )
-class MultiHeadAttention(ShardedLayer):
+class MultiHeadAttention(Attention):
     """Multi-head attention with some of the heads on each of T devices.
 
     It computes what `keras.layers.MultiHeadAttention` does on sequences, and its files
@@ -65,6 +141,7 @@ class MultiHeadAttention(ShardedLayer):
             input is no sequence.
     """
 
+    parts = "Heads"
     config_is_complete = True
     config_names = (
         *("num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_dim"),
@@ -88,34 +165,29 @@ class MultiHeadAttention(ShardedLayer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_shards=num_shards, devices=devices, **kwargs)
-        self.supports_masking = True
-        self.num_heads = argument_checks.check_count("num_heads", num_heads)
-        self.key_dim = argument_checks.check_count("key_dim", key_dim)
-        self.value_dim = argument_checks.check_count(
-            "value_dim", key_dim if value_dim is None else value_dim
+        super().__init__(
+            num_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            dropout=dropout,
+            use_bias=use_bias,
+            output_dim=output_dim,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            seed=seed,
+            num_shards=num_shards,
+            devices=devices,
+            **kwargs,
         )
-        self.use_bias, self.output_dim = use_bias, output_dim
         self.collective = argument_checks.check_choice(
             "collective", collective, [*DIRECTIONS]
         )
-        self.seed = seed
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
         check_divides("heads", num_heads, self.num_shards, self.name)
-        self.dropout = dropout
         self._softmax = keras.layers.Softmax(axis=-1, dtype=self.dtype_policy)
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Creates the projections."""
-        for shape in (query_shape, value_shape):
-            if len(shape) != 3:
-                raise ValueError(
-                    "Heads are split over devices for attention within sequences, "
-                    "`(batch, length, features)`. Layer "
-                    f"'{self.name}' received the shape {tuple(shape)}. Reshape it to "
-                    "one axis of positions."
-                )
+        self.check_sequences(query_shape, value_shape)
         key_shape = value_shape if key_shape is None else key_shape
 
         def projection(name: str, size: int, shape: Any) -> QKVProjection:
@@ -127,10 +199,7 @@ class MultiHeadAttention(ShardedLayer):
         self.query_dense = projection("query", self.key_dim, query_shape)
         self.key_dense = projection("key", self.key_dim, key_shape)
         self.value_dense = projection("value", self.value_dim, value_shape)
-        # Seeds are drawn in Keras' order.
-        self._dropout_layer = keras.layers.Dropout(
-            self.dropout, seed=self.seed, dtype=self.dtype_policy
-        )
+        self.add_dropout()
         units = self.output_dim or query_shape[-1]
         self.output_dense = OutputProjection(units, **self._common("attention_output"))
         self.output_dense.build(self.value_dense.compute_output_shape(value_shape))
@@ -169,10 +238,7 @@ class MultiHeadAttention(ShardedLayer):
         query_mask = keras_internals.calls.get_mask(query)
         for tensor in (query, value, key):
             keras_internals.calls.set_mask(tensor, None)
-        causal = None
-        if use_causal_mask:
-            shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
-            causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
+        causal = causal_mask(query, value) if use_causal_mask else None
         masks = joint_mask(query_mask, value_mask, key_mask, attention_mask, causal)
         query, key, value = copied((query, key, value), devices[0])
         projected = (
@@ -180,9 +246,7 @@ class MultiHeadAttention(ShardedLayer):
             self.key_dense(key),
             self.value_dense(value),
         )
-        seeds = []
-        if training and self.dropout:
-            seeds = [next_seed(self._dropout_layer)]
+        seeds = self.next_seeds(training)
         outputs = [
             device_ops.on(
                 devices[t], self._heads_of(t, bool(masks)), *qkv, *masks, *seeds
@@ -197,12 +261,6 @@ class MultiHeadAttention(ShardedLayer):
     def max_shards(self) -> int:
         """Size that T divides: the heads."""
         return int(self.num_heads)
-
-    def compute_output_shape(
-        self, query_shape: Any, value_shape: Any, key_shape: Any = None
-    ) -> Any:
-        """Returns the shape of the output."""
-        return (*query_shape[:-1], self.output_dim or query_shape[-1])
 
     def _heads_of(self, shard: int, has_mask: bool) -> Callable[..., tf.Tensor]:
         """Returns the attention of a shard's heads.
@@ -245,6 +303,12 @@ class MultiHeadAttention(ShardedLayer):
             "dtype": self.dtype_policy,
             "name": name,
         }
+
+
+def causal_mask(query: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Returns a mask of positions that attend to none after them, `[1, ..., ...]`."""
+    shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
+    return tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
 
 
 def joint_mask(

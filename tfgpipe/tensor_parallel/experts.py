@@ -160,7 +160,9 @@ class TPMixtureOfExperts(ShardedLayer):
             taken = self._taken(chosen, mask)
         if self.balancing:
             logits, other = device_ops.copy(logits, first, 2)
-            self.add_loss(device_ops.on(first, self._balancing_loss, other, taken))
+            self.add_loss(
+                device_ops.on(first, self._balancing_loss, other, chosen, taken)
+            )
         weights = device_ops.on(first, self._weights, logits, chosen, taken)
         of_shards = device_ops.copy(weights, first, T)
         kernels = [self.values(parts) for parts in self.kernels]
@@ -230,12 +232,14 @@ class TPMixtureOfExperts(ShardedLayer):
         fits = tf.transpose((rank <= capacity) & valid, [0, 2, 1])
         return tf.reshape(fits, tf.shape(chosen))
 
-    def _balancing_loss(self, logits: tf.Tensor, taken: tf.Tensor) -> tf.Tensor:
+    def _balancing_loss(
+        self, logits: tf.Tensor, chosen: tf.Tensor, taken: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the loss that balances experts, averaged over examples."""
         E, k = self.num_experts, self.top_k
         batch = tf.shape(logits)[0]
         probabilities = tf.reshape(tf.nn.softmax(logits), [batch, -1, E])
-        chosen = tf.math.top_k(tf.stop_gradient(probabilities), k).indices
+        chosen = tf.reshape(chosen, [batch, -1, k])
         counted = tf.reshape(tf.reduce_any(taken, -1), [batch, -1, 1])
         counted = tf.cast(counted, logits.dtype)
         num = tf.maximum(tf.reduce_sum(counted, axis=1), 1)

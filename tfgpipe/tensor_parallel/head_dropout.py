@@ -28,12 +28,6 @@ _NUMBERS_A_STEP = {"float64": 2}
 _DEFAULT_NUMBERS_A_STEP = 4
 
 
-def next_seed(dropout: keras.layers.Dropout) -> tf.Tensor:
-    """Returns the seed of a layer's next draw, as Keras passes it to TensorFlow."""
-    seed = dropout.seed_generator.next()
-    return tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
-
-
 def kept_rows(
     shape: Sequence[Any],
     seed: tf.Tensor,

@@ -29,18 +29,21 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import argument_checks
 from tfgpipe.tensor_parallel import device_ops
-from tfgpipe.tensor_parallel.attention import copied, joint_mask
+from tfgpipe.tensor_parallel.attention import (
+    Attention,
+    causal_mask,
+    copied,
+    joint_mask,
+)
 from tfgpipe.tensor_parallel.cross_entropy import precise
-from tfgpipe.tensor_parallel.head_dropout import dropped_heads, kept_rows, next_seed
-from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
+from tfgpipe.tensor_parallel.head_dropout import dropped_heads, kept_rows
+from tfgpipe.tensor_parallel.sharded_layer import check_divides
 
 Exchange = Literal["ring", "all_to_all"]
-# Of scores that do not count: finite, so that differences are.
-_LOW = -0.7
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class TPSequenceAttention(ShardedLayer):
+class TPSequenceAttention(Attention):
     """Multi-head or grouped-query attention with T devices for parts of the sequence.
 
     It computes what `keras.layers.MultiHeadAttention`, or with `num_key_value_heads`
@@ -89,6 +92,7 @@ class TPSequenceAttention(ShardedLayer):
             divide them; if there are too few devices, or an input is no sequence.
     """
 
+    parts = "Positions"
     config_is_complete = True
     config_names = (
         *("num_heads", "key_dim", "num_key_value_heads", "value_dim", "dropout"),
@@ -114,12 +118,19 @@ class TPSequenceAttention(ShardedLayer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_shards=num_shards, devices=devices, **kwargs)
-        self.supports_masking = True
-        self.num_heads = argument_checks.check_count("num_heads", num_heads)
-        self.key_dim = argument_checks.check_count("key_dim", key_dim)
-        self.value_dim = argument_checks.check_count(
-            "value_dim", key_dim if value_dim is None else value_dim
+        super().__init__(
+            num_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            dropout=dropout,
+            use_bias=use_bias,
+            output_dim=output_dim,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            seed=seed,
+            num_shards=num_shards,
+            devices=devices,
+            **kwargs,
         )
         self.num_key_value_heads = argument_checks.check_count(
             "num_key_value_heads",
@@ -135,10 +146,6 @@ class TPSequenceAttention(ShardedLayer):
         self.exchange = argument_checks.check_choice("exchange", exchange, choices)
         if self._by_heads:
             check_divides("heads", self.num_key_value_heads, self.num_shards, self.name)
-        self.use_bias, self.output_dim = use_bias, output_dim
-        self.dropout, self.seed = dropout, seed
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
 
     @property
     def _by_heads(self) -> bool:
@@ -146,13 +153,7 @@ class TPSequenceAttention(ShardedLayer):
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Creates the projections."""
-        for shape in (query_shape, value_shape):
-            if len(shape) != 3:
-                raise ValueError(
-                    "Sequences in parts are `(batch, length, features)`. Layer "
-                    f"'{self.name}' received the shape {tuple(shape)}. Reshape it to "
-                    "one axis of positions."
-                )
+        self.check_sequences(query_shape, value_shape)
 
         def projection(name: str, heads: int, size: int, shape: Any) -> Any:
             layer = self._dense(name, "abc,cde->abde", (None, heads, size), "de")
@@ -167,9 +168,7 @@ class TPSequenceAttention(ShardedLayer):
         )
         self.key_dense = projection("key", few, self.key_dim, key_shape)
         self.value_dense = projection("value", few, self.value_dim, value_shape)
-        self._dropout_layer = keras.layers.Dropout(
-            self.dropout, seed=self.seed, dtype=self.dtype_policy
-        )
+        self.add_dropout()
         units = self.output_dim or query_shape[-1]
         self.output_dense = self._dense(
             "attention_output", "abcd,cde->abe", (None, units), "e"
@@ -213,12 +212,11 @@ class TPSequenceAttention(ShardedLayer):
         given = joint_mask(query_mask, value_mask, key_mask, attention_mask, None)
         skips = use_causal_mask and query is key and not (given or self._by_heads)
         if use_causal_mask and not skips:
-            shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
-            causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
+            causal = causal_mask(query, value)
             given = joint_mask(None, None, None, causal, *(given or [None]))
         chunks = _Chunks(self.shard_devices, is_causal=skips)
         q, k, v = (
-            self._projected(dense, x, chunks)
+            self._projected(dense, chunks.split(x), chunks)
             for dense, x in zip(
                 (self.query_dense, self.key_dense, self.value_dense),
                 copied((query, key, value), self.shard_devices[0]),
@@ -226,19 +224,12 @@ class TPSequenceAttention(ShardedLayer):
             )
         )
         attend = self._attend_by_heads if self._by_heads else self._attend_in_a_ring
-        seeds = []
-        if training and self.dropout:
-            seeds = [next_seed(self._dropout_layer)]
+        seeds = self.next_seeds(training)
         attended = attend(q, k, v, chunks, given, seeds)
-        output = self._joined(attended, chunks)
+        outputs = self._projected(self.output_dense, attended, chunks)
+        output = device_ops.gather(outputs, self.shard_devices[0], axis=1)
         keras_internals.calls.set_mask(output, query_mask)
         return output
-
-    def compute_output_shape(
-        self, query_shape: Any, value_shape: Any, key_shape: Any = None
-    ) -> Any:
-        """Returns the shape of the output."""
-        return (*query_shape[:-1], self.output_dim or query_shape[-1])
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Passes on the mask of the query."""
@@ -257,23 +248,15 @@ class TPSequenceAttention(ShardedLayer):
             name=name,
         )
 
-    def _projected(self, dense: Any, x: tf.Tensor, chunks: _Chunks) -> list[tf.Tensor]:
+    def _projected(
+        self, dense: Any, parts: Sequence[tf.Tensor], chunks: _Chunks
+    ) -> list[tf.Tensor]:
         """Returns the projection of each chunk, on its device."""
-        parts = chunks.split(x)
         kernels = self._weights_for(dense, len(parts))
         return [
             device_ops.on(chunks.device(c), _project(dense), part, *kernels[c])
             for c, part in enumerate(parts)
         ]
-
-    def _joined(self, attended: Sequence[tf.Tensor], chunks: _Chunks) -> tf.Tensor:
-        """Returns the output, of all chunks, on the first device."""
-        kernels = self._weights_for(self.output_dense, len(attended))
-        outputs = [
-            device_ops.on(chunks.device(c), _project(self.output_dense), x, *kernels[c])
-            for c, x in enumerate(attended)
-        ]
-        return device_ops.gather(outputs, self.shard_devices[0], axis=1)
 
     def _weights_for(self, dense: Any, num: int) -> list[list[tf.Tensor]]:
         """Returns copies of a projection's weights, whose gradients are summed."""
@@ -378,7 +361,7 @@ class TPSequenceAttention(ShardedLayer):
             if is_diagonal:
                 mask = tf.linalg.band_part(tf.ones(tf.shape(s)[2:], tf.bool), -1, 0)
             if mask is not None:
-                s = tf.where(mask, s, _LOW * s.dtype.max)
+                s = _masked(s, mask)
             most = tf.stop_gradient(tf.reduce_max(s, axis=-1, keepdims=True))
             if has_state:
                 before, total, summed = rest[:3]
@@ -444,7 +427,7 @@ class TPSequenceAttention(ShardedLayer):
         def attend(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> tf.Tensor:
             s = scores(q, k)
             if has_mask:
-                s = tf.where(rest[0][:, None], s, _LOW * s.dtype.max)
+                s = _masked(s, rest[0][:, None])
             p = tf.nn.softmax(s)
             if len(rest) > has_mask:
                 p = dropped_heads(
@@ -512,7 +495,7 @@ class _Chunks:
         return not self._is_causal or c <= r
 
     def is_diagonal(self, r: int, c: int) -> bool:
-        """Returns whether some of a chunk's positions attend to others of it alone."""
+        """Returns whether of two chunks earlier keys alone are attended to."""
         return self._is_causal and c == r
 
     def num_read(self, r: int) -> int:
@@ -554,6 +537,11 @@ class _Chunks:
     def _owner(self, c: int) -> int:
         T = len(self._devices)
         return c if c < T else 2 * T - 1 - c
+
+
+def _masked(scores: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Returns scores, low where the mask is False: finite, so that differences are."""
+    return tf.where(mask, scores, -0.7 * scores.dtype.max)
 
 
 def _project(dense: Any) -> Callable[..., tf.Tensor]:
