@@ -138,6 +138,37 @@ OFF_DEFAULT: dict[type, list[Callable[[], Arguments]]] = {
             **BASE,
         }
     ],
+    tfgpipe.layers.TPSequenceAttention: [
+        lambda: {
+            "num_heads": 8,
+            "key_dim": 3,
+            "num_key_value_heads": 4,
+            "value_dim": 2,
+            "dropout": 0.5,
+            "use_bias": False,
+            "output_dim": 5,
+            "exchange": "all_to_all",
+            "seed": 3,
+            **SHARDS,
+            **DRAWN,
+            **BASE,
+        }
+    ],
+    tfgpipe.layers.TPMixtureOfExperts: [
+        lambda: {
+            "num_experts": 8,
+            "hidden_units": 3,
+            "top_k": 3,
+            "activation": "relu",
+            "gated": False,
+            "normalizes": False,
+            "capacity_factor": 1.5,
+            "balancing": 0.1,
+            "kernel_initializer": "ones",
+            **SHARDS,
+            **BASE,
+        }
+    ],
     tfgpipe.layers.TPEmbedding: [
         lambda: {
             "input_dim": 5,
@@ -254,7 +285,11 @@ def model_of(made: Any) -> tuple[keras.Model, Any]:
     inputs: Any = keras.Input((4,))
     if isinstance(made, tfgpipe.layers.TPEmbedding):
         x, inputs = np.abs(x).astype("int32"), keras.Input((4,), dtype="int32")
-    if isinstance(made, tfgpipe.layers.TPMultiHeadAttention):
+    attentions = (
+        tfgpipe.layers.TPMultiHeadAttention,
+        tfgpipe.layers.TPSequenceAttention,
+    )
+    if isinstance(made, attentions):
         x, inputs = floats(6, 3, 4), keras.Input((3, 4))
         return keras.Model(inputs, made(inputs, inputs)), x
     if isinstance(made, tfgpipe.layers.TPCrossEntropy):

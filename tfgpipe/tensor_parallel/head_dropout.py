@@ -48,11 +48,12 @@ def kept_rows(
         dtype: The dtype of scores, of which the draw is.
     """
     batch, heads, rows, length = shape
+    generator = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
 
     def draw(head: tf.Tensor) -> tf.Tensor:
         row = head * tf.cast(num_rows, tf.int64) + tf.cast(first, tf.int64)
         start = row * tf.cast(length, tf.int64)
-        numbers = _draw(seed, start, rows * length, dtype)
+        numbers = _draw(generator, start, rows * length, dtype)
         return tf.reshape(numbers >= rate, [rows, length])
 
     every = tf.range(tf.cast(batch * heads, tf.int64))
@@ -91,19 +92,26 @@ def _numbers(
     batch, heads, *lengths = shape
     # XLA needs sizes as constants, which they are where lengths are known.
     head = math.prod(lengths)
+    generator = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
 
     def draw(example: tf.Tensor) -> tf.Tensor:
         start = (example * num_heads + first) * tf.cast(head, tf.int64)
-        return tf.reshape(_draw(seed, start, heads * head, dtype), [heads, *lengths])
+        numbers = _draw(generator, start, heads * head, dtype)
+        return tf.reshape(numbers, [heads, *lengths])
 
     examples = tf.range(tf.cast(batch, tf.int64))
     return tf.map_fn(draw, examples, fn_output_signature=dtype)
 
 
-def _draw(seed: tf.Tensor, start: tf.Tensor, num: Any, dtype: str) -> tf.Tensor:
-    """Returns so many numbers of a draw, from one of them on, inside of a loop."""
+def _draw(
+    generator: Sequence[tf.Tensor], start: tf.Tensor, num: Any, dtype: str
+) -> tf.Tensor:
+    """Returns so many numbers of a draw, from one of them on, inside of a loop.
+
+    `generator` is the draw's key and counter.
+    """
     size = _NUMBERS_A_STEP.get(dtype, _DEFAULT_NUMBERS_A_STEP)
-    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    key, counter = generator
     # The loop is on its device; in a stage that is a placeholder, which a name inside
     # the loop's function would remain.
     with tf.device(None):
