@@ -15,7 +15,8 @@ FOLDER = ROOT / "examples"
 EXAMPLES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 # `tests/nightly` runs these, `tests/examples` the others.
 SLOW = {
-    *("efficientnet", "experts_and_slices", "gpt2_lora", "three_axes", "two_hosts"),
+    *("efficientnet", "experts_and_slices", "gpt2_lora", "split_vocabulary"),
+    *("three_axes", "two_hosts"),
 }
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")

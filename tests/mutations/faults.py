@@ -44,6 +44,16 @@ class Fault:
 
 SCHEDULES = (
     Fault(
+        "stages that share a device all go by the kind of their passes",
+        "tfgpipe/simulation/search.py",
+        "return [by_kind, by_stage] if has_choice else [by_kind]",
+        "return [by_kind]",
+        (
+            "tests/pure/simulation/test_search.py::"
+            "test_a_head_in_parts_costs_its_work_alone",
+        ),
+    ),
+    Fault(
         "GPipe's backwards begin with the first microbatch",
         "tfgpipe/schedules/named/gpipe.py",
         "*reversed(passes(BACKWARD, range(p, K, P), M)),",
@@ -599,6 +609,20 @@ PLANS = (
 )
 
 GRADIENTS = (
+    Fault(
+        "sums of exponentials are added up as if all parts had the largest logit",
+        "tfgpipe/layers/split_vocabulary.py",
+        "total = tf.reduce_sum(total * tf.exp(less), axis=0)",
+        "total = tf.reduce_sum(total, axis=0)",
+        ("tests/layers/test_split_vocabulary.py",),
+    ),
+    Fault(
+        "a part of a vocabulary has the first token of the next one as well",
+        "tfgpipe/layers/split_vocabulary.py",
+        "is_here = (row >= 0) & (row < self.num_tokens)",
+        "is_here = (row >= 0) & (row <= self.num_tokens)",
+        ("tests/layers/test_split_vocabulary.py",),
+    ),
     Fault(
         "chains of which others read other results share a function",
         "tfgpipe/graph/passes/fusion.py",

@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tfgpipe._util import argument_checks
 from tfgpipe.schedules import NAMES, Action, DataFlow, Schedule, find
@@ -183,6 +183,10 @@ class _Candidate:
         return float(f"{self.time:.9g}"), self.held
 
 
+# Ranks a pass by its kind and stage, among those that can start at once.
+_Tie = Callable[[int, int], tuple[int, ...]]
+
+
 class _Search:
     """The search for the best schedule of a shop.
 
@@ -221,7 +225,11 @@ class _Search:
         Without effort there is one list schedule.
         """
         found = [self.candidate(orders, name) for name, orders in self.named()]
-        found += itertools.islice(self.list_schedules(), None if effort else 1)
+        for candidate in itertools.islice(self.list_schedules(), None if effort else 1):
+            found.append(candidate)
+            least = self.shop.lower_bound * (1 + TOLERANCE)
+            if candidate is not None and candidate.time <= least:
+                break  # Those that follow hold more microbatches.
         return [x for x in found if x is not None]
 
     def candidate(self, orders: Orders, name: str = "auto") -> _Candidate | None:
@@ -252,23 +260,42 @@ class _Search:
             caps += [tuple(min(h, cap) for h in heights) for cap in _fewer(heights)]
         longest = max(map(max, self.shop.seconds[:2]))
         rules = [
-            (forward * longest, weight * longest)
+            ((forward * longest, 0.0, weight * longest), first)
+            for first in self._orders_of_ties()
             for forward in (0.0, 0.5)
             for weight in ((0.0, 0.5, 1.0, 2.0) if self.shop.splits else (0.0,))
         ]
         known = set()
-        for cap, (forward, weight) in itertools.product(dict.fromkeys(caps), rules):
-            run = self.list_schedule(cap, (forward, 0.0, weight))
+        for cap, (delays, first) in itertools.product(dict.fromkeys(caps), rules):
+            run = self.list_schedule(cap, delays, first)
             if run is not None and run.orders not in known:
                 known.add(run.orders)
                 yield self.of_run(run)
 
-    def list_schedule(self, caps: Sequence[int], delays: Sequence[float]) -> Run | None:
+    def _orders_of_ties(self) -> list[_Tie]:
+        """Returns the orders of passes that can start at once, which are tried."""
+
+        def by_kind(kind: int, k: int) -> tuple[int, ...]:
+            del k
+            return ((1, 0, 2)[kind],)
+
+        def by_stage(kind: int, k: int) -> tuple[int, ...]:
+            # What takes no time; then from the first stage on, for which others wait.
+            takes_time = self.shop.seconds[kind][k] > 0
+            return takes_time, kind == WEIGHT, k, kind
+
+        has_choice = self.shop.num_devices < len(self.shop.placement)
+        return [by_kind, by_stage] if has_choice else [by_kind]
+
+    def list_schedule(
+        self, caps: Sequence[int], delays: Sequence[float], first: _Tie
+    ) -> Run | None:
         """Returns a list schedule, or None if memory lets it not end.
 
         Args:
             caps: The most microbatches in flight of each stage.
             delays: Seconds by which a pass of each kind is put behind others.
+            first: The order of passes that can start at once.
         """
         run = Run(self.shop)
 
@@ -276,7 +303,7 @@ class _Search:
             if kind == FORWARD and run.in_flight(k) >= caps[k]:
                 return None
             # A device that waits for nothing else runs what there is.
-            return start + delays[kind], (1, 0, 2)[kind]
+            return start + delays[kind], *first(kind, k)
 
         return run if run.finish(rank) else None
 

@@ -193,3 +193,32 @@ def test_unit_costs_give_the_schedules_of_the_papers():
         assert found.schedule == schedules.find(name).on(range(4), 8)
         assert found.gap == 0
     assert str(found) == "zero_bubble: 27,000.00 ms a step; none is better"
+
+
+@pytest.mark.parametrize(("P", "M", "head"), [(4, 16, 0.1), (4, 16, 4), (8, 32, 1)])
+def test_a_head_in_parts_costs_its_work_alone(P, M, head):
+    """With two microbatches more than 1F1B (Yeung et al. 2024, section 5).
+
+    Of blocks and head a device has (1 + head / P) of forwards, and backwards of twice
+    that, for each microbatch; and it waits for the blocks of the others.
+    """
+    forward = [1.0] * P + [head / P] * P + [0.0]
+    costs = Costs(
+        forward=forward,
+        backward=[2 * x for x in forward],
+        kept_bytes=[1.0] * P + [0.0] * (P + 1),
+    )
+    line = DataFlow.line(P).sources
+    flow = DataFlow((*line, *[(P - 1,)] * P, tuple(range(P, 2 * P))))
+    found = best_schedule(
+        costs,
+        [*range(P), *range(P), P - 1],
+        M,
+        flow=flow,
+        splits_backwards=False,
+        memory_limit=P + 2,
+        effort=1,
+    )
+    least = 3 * (M * (1 + head / P) + P - 1)
+    assert found.step_time == pytest.approx(least)
+    assert simulate(found.schedule, costs).timeline.step_time == pytest.approx(least)

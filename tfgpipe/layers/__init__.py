@@ -1,5 +1,6 @@
 """The layers that users put into models."""
 
+from tfgpipe.layers.split_vocabulary import SplitVocabulary
 from tfgpipe.stage import normalization
 from tfgpipe.tensor_parallel import (
     TPMLP,
@@ -17,6 +18,7 @@ DeferredBatchNormalization = normalization.DeferredBatchNormalization
 __all__ = [
     "TPMLP",
     "DeferredBatchNormalization",
+    "SplitVocabulary",
     "TPCrossEntropy",
     "TPDense",
     "TPEmbedding",
