@@ -271,7 +271,7 @@ class SplitVocabulary:
         """Returns the loss of each position, `(batch, ...)`.
 
         Args:
-            x: What the last block returns, `(batch, ..., output_dim)`.
+            x: Outputs of the last block, `(batch, ..., output_dim)`.
             targets: The tokens to predict, `(batch, ...)`.
         """
         join = JoinedCrossEntropy(name=f"{self.name}_loss", dtype=self._dtype)
