@@ -141,7 +141,7 @@ def train(
         keras.utils.set_random_seed(0)
         locks = [threading.Lock() for _ in range(P)]
         layers = [
-            _sleeping_layer([sleeps * units[p] * n for n in passes], locks[p])
+            sleeping_layer([sleeps * units[p] * n for n in passes], locks[p])
             for p in devices
         ]
         # One before them, so that the first of them has an input gradient as well.
@@ -176,7 +176,7 @@ def train(
     )
 
 
-def _sleeping_layer(seconds: Sequence[float], lock: threading.Lock) -> Any:
+def sleeping_layer(seconds: Sequence[float], lock: threading.Lock) -> Any:
     """Returns a dense layer whose passes take so many seconds of its device."""
     import keras
     import tensorflow as tf

@@ -58,8 +58,7 @@ def measure_growth(num_calls: int, num_stages: int) -> tables.Row:
     import keras
 
     from tfgpipe.capture import source_model
-    from tfgpipe.partition import balances, plan_by_weights
-    from tfgpipe.stage import codecs
+    from tfgpipe.partition import PipelineConfig, balances, plan_by_weights
 
     x = y = keras.Input((8,))
     for _ in range(num_calls // 10):
@@ -68,11 +67,14 @@ def measure_growth(num_calls: int, num_stages: int) -> tables.Row:
     source = source_model.make_source(model)
     with keras.StatelessScope(initialize_variables=False):
         captured = source.capture(source.inputs, {})
+    params = balances.find("params")
+    config = PipelineConfig(num_stages=num_stages, num_microbatches=4)
+    settings = config.plan_settings(tfgpipe.schedules.gpipe(num_stages, 4), 0)
     start = time.perf_counter()
-    plan_by_weights(captured, balances.find("params"), num_stages, codecs.find(None))
+    plan_by_weights(captured, params, settings)
     planned = time.perf_counter()
     tracemalloc.start()
-    plan_by_weights(captured, balances.find("params"), num_stages, codecs.find(None))
+    plan_by_weights(captured, params, settings)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     begun = time.perf_counter()

@@ -3,8 +3,8 @@
     python examples/split_vocabulary.py
 
 Embedding and softmax share a table of 8,000 tokens, of which each device has a
-quarter. On a last stage it would be most of the work. It needs no GPU, takes 55
-seconds, and ends with:
+quarter. On the last stage it would be most of the work. It needs no GPU,
+takes 55 seconds, and ends with:
 
     13 stages: embedding, blocks, head, loss
     memory of the fullest device: 0.25 of all devices

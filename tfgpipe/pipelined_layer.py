@@ -552,9 +552,8 @@ class PipelinedLayer(keras.layers.Layer):
                 return given
             balance = self.config.balance
             if not balance.needs_trace and self.config.device_speeds is None:
-                return plan_by_weights(
-                    captured, balance, self.num_stages, self.config.transfer_dtype
-                )
+                settings = self.config.plan_settings(self.schedule, 0)
+                return plan_by_weights(captured, balance, settings)
         plan = self._plan(captured, given, order=self.config.schedule)
         return check_memory(plan).calls_per_stage
 

@@ -290,6 +290,23 @@ SCHEDULES = (
 
 PLANS = (
     Fault(
+        "the second of two encoders begins in a stage of the first",
+        "tfgpipe/partition/side_by_side.py",
+        "        if cost < least:\n            best, least = _descent(",
+        "        if cost > least:\n            best, least = _descent(",
+        ("tests/pure/partition/test_side_by_side.py",),
+    ),
+    Fault(
+        "a plan has the schedule of stages in a line",
+        "tfgpipe/partition/plans.py",
+        "if order is settings.order and flow == before.data_flow:",
+        "if order is settings.order:",
+        (
+            "tests/partition/test_plans.py::"
+            "test_encoders_side_by_side_begin_a_stage_each",
+        ),
+    ),
+    Fault(
         "a stage that ends with a named layer ends after its first call",
         "tfgpipe/partition/given.py",
         "last = {name: i for i, name in enumerate(calls)}",

@@ -838,3 +838,36 @@ def test_auto_counts_the_part_that_there_is_no_room_for(part):
     expected = [x * y for x, y in zip(parts, stage.costs.recompute, strict=True)]
     assert auto.costs.recompute == pytest.approx(expected, abs=1e-3)
     assert auto.costs.forward == stage.costs.forward
+
+
+def two_encoders() -> keras.Model:
+    """Returns two encoders of five layers, as models, and a head of two."""
+
+    def encoder(name: str) -> keras.Model:
+        x = inputs = keras.Input((8,))
+        for i in range(5):
+            x = layers.Dense(8, name=f"{name}_{i}")(x)
+        return keras.Model(inputs, x, name=name)
+
+    image, text = keras.Input((8,)), keras.Input((8,))
+    x = layers.Add()([encoder("image")(image), encoder("text")(text)])
+    return keras.Model([image, text], layers.Dense(8)(layers.Dense(8)(x)))
+
+
+@pytest.mark.parametrize("balance", ["params", "flops"])
+def test_encoders_side_by_side_begin_a_stage_each(balance):
+    options = {"num_stages": 3, "num_microbatches": 4, "schedule": "1f1b"}
+    plan = tfgpipe.plan(two_encoders(), balance=balance, **options)
+    assert [stage.layers[0] for stage in plan.stages] == ["image_0", "text_0", "add"]
+    flow = schedules.DataFlow(((), (), (0, 1)))
+    assert plan.settings.schedule == schedules.one_f_one_b(3, 4, flow=flow)
+    # Of a microbatch that stage 1 sends on, stage 0 has the head's work to wait for,
+    # less its own next forward.
+    first, _, head = (stage.cost for stage in plan.stages)
+    work = 4 * sum(stage.cost for stage in plan.stages)
+    step = 4 * first + max(head - first / 3, 0)
+    assert plan.bubble == pytest.approx(1 - work / (3 * step))
+    model = tfgpipe.pipeline(two_encoders(), balance=balance, **options)
+    model.build([(None, 8), (None, 8)])
+    assert model.pipelined.plan().calls_per_stage == plan.calls_per_stage
+    assert model.schedule == plan.settings.schedule

@@ -130,6 +130,7 @@ def by_hand() -> CallProfile:
     weights = ((40, 20), (8, 0), (20, 10), (12, 0))
     trained = ((40, 20), (0, 0), (16, 10), (12, 0))
     return CallProfile(
+        flow=schedules.DataFlow(((), (0,), (1,), (0, 2))),
         layers=tuple(
             LayerCost(
                 name=name,

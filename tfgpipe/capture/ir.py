@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfgpipe._util import unique
+from tfgpipe.schedules import DataFlow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +103,19 @@ class CallGraph:
         """By value the last call that uses it; the number of calls for outputs."""
         last = {n: i for i, call in enumerate(self.calls) for n in call.input_ids}
         return last | dict.fromkeys(self.output_ids, len(self.calls))
+
+    @functools.cached_property
+    def flow(self) -> DataFlow:
+        """The data flow between calls; the last one takes the loss of outputs."""
+        producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
+        read = [call.input_ids for call in self.calls]
+        read[-1:] = [(*ids, *self.output_ids) for ids in read[-1:]]
+        return DataFlow(
+            tuple(
+                tuple(producer[n] for n in ids if producer.get(n, i) != i)
+                for i, ids in enumerate(read)
+            )
+        )
 
     def received_bytes(
         self, sizes: Mapping[int, float], *, with_inputs: bool = False

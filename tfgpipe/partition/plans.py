@@ -22,11 +22,18 @@ from tfgpipe._util import (
 from tfgpipe.capture import TensorKey, tracer
 from tfgpipe.costs import LayerCost, PassCost, Weights, profiler, stage_work
 from tfgpipe.devices import short_name
-from tfgpipe.partition import additive, balances, feasibility, profiles, solver
+from tfgpipe.partition import (
+    additive,
+    balances,
+    feasibility,
+    profiles,
+    side_by_side,
+    solver,
+)
 from tfgpipe.partition.balances import Balance
 from tfgpipe.partition.profiles import CallProfile, PlanSettings
 from tfgpipe.simulation import Costs, imbalance, simulate
-from tfgpipe.stage import Boundary, Codec, codecs
+from tfgpipe.stage import Boundary, codecs
 
 if TYPE_CHECKING:
     from tfgpipe.partition.config import PipelineConfig
@@ -147,13 +154,16 @@ class Plan:
         )
 
     def ordered(self) -> Plan:
-        """Returns the plan with the schedule that is for its stages."""
+        """Returns the plan with the schedule that is for its stages and data flow."""
         settings = self.settings
         order = settings.order.fitted(lambda: self.costs, settings.memory_limit)
-        if order is settings.order:
+        before, flow = (
+            settings.schedule,
+            self.profile.flow.grouped(self.calls_per_stage),
+        )
+        if order is settings.order and flow == before.data_flow:
             return self
-        before = settings.schedule
-        schedule = order.on(before.placement, before.num_microbatches, before.flow)
+        schedule = order.on(before.placement, before.num_microbatches, flow)
         settings = dataclasses.replace(settings, schedule=schedule)
         return dataclasses.replace(self, settings=settings)
 
@@ -379,9 +389,32 @@ def best_plan(
     )
     if settings.schedule.num_devices == settings.num_stages:
         counts = search(memory_limit=settings.largest_memory)
+        if not quantity.is_memory:
+            counts = _with_branches_apart(counts, profile, quantity, settings)
     else:
         counts = _search_shared_devices(search, profile, quantity, settings)
     return Plan(counts, quantity, settings, note, profile)
+
+
+def _with_branches_apart(
+    counts: tuple[int, ...],
+    profile: CallProfile,
+    quantity: Balance,
+    settings: PlanSettings,
+) -> tuple[int, ...]:
+    """Returns the partition whose stages begin with a branch, if that is faster."""
+    found = side_by_side.with_branches_apart(
+        counts,
+        quantity.call_costs(profile, settings),
+        profile.flow,
+        num_microbatches=settings.num_microbatches,
+        may_start=[x.may_start for x in profile.layers],
+        new_row=lambda: lambda s, e: profile.received_bytes[s, s + 1 : e + 1],
+    )
+    needs = zip(
+        profile.device_bytes(settings, found), settings.memory_limits, strict=True
+    )
+    return found if all(need <= limit for need, limit in needs) else counts
 
 
 def _search_shared_devices(
@@ -441,7 +474,7 @@ def _search_shared_devices(
 
 
 def plan_by_weights(
-    captured: tracer.CapturedModel, balance: Balance, num_stages: int, codec: Codec
+    captured: tracer.CapturedModel, balance: Balance, settings: PlanSettings
 ) -> tuple[int, ...]:
     """Returns the number of calls of each stage, by a cost that needs no trace.
 
@@ -450,15 +483,27 @@ def plan_by_weights(
     """
     graph = captured.graph
     called = [call.layer for call in graph.calls]
-    feasibility.check_feasible(called, num_stages, captured.opaque_calls)
-    boundary = Boundary(codec, graph.output_ids)
+    feasibility.check_feasible(called, settings.num_stages, captured.opaque_calls)
+    boundary = Boundary(settings.codec, graph.output_ids)
     layers = [
         LayerCost(name=layer.name, weights=Weights(w.parameters))
         for layer, w in zip(called, profiler.call_weights(graph), strict=True)
     ]
-    return additive.best_additive_partition(
-        [balance.layer_cost(layer) for layer in layers],
-        num_stages=num_stages,
-        received_row=graph.received_row(boundary.encoded_bytes(captured.specs)),
-        may_start=profiler.may_start(called),
+    costs, may_start = [*map(balance.layer_cost, layers)], profiler.may_start(called)
+    sizes = boundary.encoded_bytes(captured.specs)
+    counts = additive.best_additive_partition(
+        costs,
+        num_stages=settings.num_stages,
+        received_row=graph.received_row(sizes),
+        may_start=may_start,
+    )
+    if settings.schedule.num_devices < settings.num_stages:
+        return counts
+    return side_by_side.with_branches_apart(
+        counts,
+        costs,
+        graph.flow,
+        num_microbatches=settings.num_microbatches,
+        may_start=may_start,
+        new_row=lambda: graph.received_row(sizes),
     )

@@ -28,7 +28,7 @@ from tfgpipe.costs import (
 from tfgpipe.devices import sharding
 from tfgpipe.remat import Remat
 from tfgpipe.runtime import example_tensor
-from tfgpipe.schedules import Schedule, SchedulePolicy
+from tfgpipe.schedules import DataFlow, Schedule, SchedulePolicy
 from tfgpipe.stage import Boundary, Codec
 
 
@@ -98,6 +98,7 @@ class CallProfile:
         held_bytes: The bytes of these values after they are decoded, and of the model's
             inputs that the stage reads.
         num_examples: Number of examples of the microbatch.
+        flow: The data flow between calls.
         speeds: Speed of each device that layers were timed on, relative to the first.
         sharding: A table of the sharded weights; empty if there is none.
     """
@@ -107,6 +108,7 @@ class CallProfile:
     received_bytes: np.ndarray
     held_bytes: np.ndarray
     num_examples: int
+    flow: DataFlow
     speeds: tuple[float, ...] = ()
     sharding: str = ""
 
@@ -220,6 +222,7 @@ def profile_calls(
         ),
         held_bytes=graph.received_bytes(sizes, with_inputs=True),
         num_examples=next(iter(specs.values())).shape[0] or 1,
+        flow=graph.flow,
         speeds=_speeds(seconds),
         sharding=sharding.sharding_table(unique(called)),
     )

@@ -81,10 +81,8 @@ class Pipeline:
     @functools.cached_property
     def data_flow(self) -> DataFlow:
         """The data flow between the stages; the last one takes the loss of outputs."""
-        segments = [stage.segment for stage in self.stages]
-        read: list[Collection[int]] = [segment.input_ids for segment in segments]
-        read[-1] = {*read[-1], *self.captured.graph.output_ids}
-        return data_flow(read, [segment.output_ids for segment in segments])
+        counts = [len(stage.segment.calls) for stage in self.stages]
+        return self.captured.graph.flow.grouped(counts)
 
     def repartition(self, calls_per_stage: Sequence[int]) -> Pipeline:
         """Returns the same model in stages of these numbers of calls."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,21 @@ class DataFlow:
     def line(cls, num_stages: int) -> DataFlow:
         """Returns the data flow in which each stage reads from the one before."""
         return cls(tuple((k - 1,) if k else () for k in range(num_stages)))
+
+    def grouped(self, counts: Sequence[int]) -> DataFlow:
+        """Returns the data flow between groups of stages that follow one another.
+
+        >>> tfgpipe.schedules.DataFlow(((), (0,), (0, 1))).grouped([2, 1]).sources
+        ((), (0,))
+
+        Args:
+            counts: The number of stages in each group.
+        """
+        group = [g for g, n in enumerate(counts) for _ in range(n)]
+        sources: list[set[int]] = [set() for _ in counts]
+        for k, some in enumerate(self.sources):
+            sources[group[k]] |= {group[j] for j in some} - {group[k]}
+        return DataFlow(tuple(map(tuple, sources)))
 
     @property
     def num_stages(self) -> int:
