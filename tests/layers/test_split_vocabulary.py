@@ -189,6 +189,18 @@ def test_what_is_no_split_vocabulary_is_refused():
         SplitVocabulary(3, D, num_parts=4)
 
 
+def test_lengths_that_are_not_known_need_a_sample():
+    tokens, targets = (keras.Input((None,), dtype="int32") for _ in range(2))
+    vocabulary = SplitVocabulary(V, D, num_parts=2)
+    x = blocks(vocabulary.embed(tokens))
+    model = keras.Model([tokens, targets], vocabulary.cross_entropy(x, targets))
+    devices = ["CPU:0", "CPU:1"]
+    with pytest.raises(ValueError, match="sample"):
+        vocabulary.stages(model, devices=devices)
+    stages = vocabulary.stages(model, devices=devices, sample=[TOKENS, TARGETS])
+    assert sum(stages["partition"]) == 2 + 7 + 3
+
+
 def test_a_saved_model_has_its_parts(tmp_path):
     vocabulary, model = split(2, tied=True)
     set_weights(model, vocabulary)

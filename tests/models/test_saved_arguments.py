@@ -154,6 +154,14 @@ OFF_DEFAULT: dict[type, list[Callable[[], Arguments]]] = {
             **BASE,
         }
     ],
+    tfgpipe.layers.TPPositionwise: [
+        lambda: {
+            "layers": [layers.Dense(3)],
+            "residual": True,
+            **SHARDS,
+            **BASE,
+        }
+    ],
     tfgpipe.layers.TPMixtureOfExperts: [
         lambda: {
             "num_experts": 8,
@@ -285,6 +293,8 @@ def model_of(made: Any) -> tuple[keras.Model, Any]:
     inputs: Any = keras.Input((4,))
     if isinstance(made, tfgpipe.layers.TPEmbedding):
         x, inputs = np.abs(x).astype("int32"), keras.Input((4,), dtype="int32")
+    if isinstance(made, tfgpipe.layers.TPPositionwise):
+        x, inputs = floats(6, 4, 3), keras.Input((4, 3))
     attentions = (
         tfgpipe.layers.TPMultiHeadAttention,
         tfgpipe.layers.TPSequenceAttention,

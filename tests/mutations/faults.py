@@ -627,6 +627,13 @@ PLANS = (
 
 GRADIENTS = (
     Fault(
+        "each part of a sequence drops what the first one does",
+        "tfgpipe/tensor_parallel/positionwise.py",
+        "return [(first, length) for first in itertools.islice(ends, chunks.num)]",
+        "return [(0, length) for first in itertools.islice(ends, chunks.num)]",
+        ("tests/tensor_parallel/test_positionwise.py",),
+    ),
+    Fault(
         "sums of exponentials are added up as if all parts had the largest logit",
         "tfgpipe/layers/split_vocabulary.py",
         "total = tf.reduce_sum(total * tf.exp(less), axis=0)",

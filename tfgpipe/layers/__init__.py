@@ -10,6 +10,7 @@ from tfgpipe.tensor_parallel import (
     TPLayerNormalization,
     TPMixtureOfExperts,
     TPMultiHeadAttention,
+    TPPositionwise,
     TPSequenceAttention,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "TPLayerNormalization",
     "TPMixtureOfExperts",
     "TPMultiHeadAttention",
+    "TPPositionwise",
     "TPSequenceAttention",
 ]

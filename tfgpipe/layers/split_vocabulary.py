@@ -302,6 +302,7 @@ class SplitVocabulary:
         *,
         devices: Sequence[str],
         balance: Any = "flops",
+        sample: Any = None,
         batch_size: int = 32,
     ) -> dict[str, Any]:
         """Returns the arguments of a pipeline whose parts are on all devices.
@@ -313,7 +314,8 @@ class SplitVocabulary:
             model: The Functional model.
             devices: A device for each part.
             balance: The quantity to balance, of `tfgpipe.PipelineConfig`.
-            batch_size: Size of a mini-batch, by which layers are measured.
+            sample: A mini-batch as the model takes it, where a length is not known.
+            batch_size: Size of a mini-batch, without a sample.
 
         Returns:
             `partition`, `devices` (of each stage) and `schedule`.
@@ -334,6 +336,7 @@ class SplitVocabulary:
             num_stages=1,
             num_microbatches=1,
             balance=balance,
+            sample=sample,
             batch_size=batch_size,
         )
         names = [layer.name for layer in plan.profile.layers]

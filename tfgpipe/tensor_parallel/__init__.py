@@ -12,6 +12,7 @@ from tfgpipe.tensor_parallel.experts import TPMixtureOfExperts
 from tfgpipe.tensor_parallel.normalization import (
     LayerNormalization as TPLayerNormalization,
 )
+from tfgpipe.tensor_parallel.positionwise import TPPositionwise
 from tfgpipe.tensor_parallel.sequence import TPSequenceAttention
 from tfgpipe.tensor_parallel.sharded_layer import full_weights, set_full_weights
 
@@ -24,6 +25,7 @@ __all__ = [
     "TPLayerNormalization",
     "TPMixtureOfExperts",
     "TPMultiHeadAttention",
+    "TPPositionwise",
     "TPSequenceAttention",
     "full_weights",
     "set_full_weights",

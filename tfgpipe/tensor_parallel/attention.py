@@ -13,7 +13,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, unique
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.dense import OutputProjection, QKVProjection
-from tfgpipe.tensor_parallel.head_dropout import dropped_heads
+from tfgpipe.tensor_parallel.head_dropout import dropped_heads, next_seed
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
@@ -84,8 +84,7 @@ class Attention(ShardedLayer):
         """Returns the seed of a call that drops attention, as Keras passes it on."""
         if not (training and self.dropout):
             return []
-        seed = self._dropout_layer.seed_generator.next()
-        return [tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)]
+        return [next_seed(self._dropout_layer)]
 
     def compute_output_shape(
         self, query_shape: Any, value_shape: Any, key_shape: Any = None

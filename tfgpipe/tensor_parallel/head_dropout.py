@@ -28,6 +28,12 @@ _NUMBERS_A_STEP = {"float64": 2}
 _DEFAULT_NUMBERS_A_STEP = 4
 
 
+def next_seed(dropout: keras.layers.Dropout) -> tf.Tensor:
+    """Returns the seed of a call that drops, as Keras passes it on."""
+    seed = dropout.seed_generator.next()
+    return tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+
+
 def kept_rows(
     shape: Sequence[Any],
     seed: tf.Tensor,
@@ -62,18 +68,20 @@ def kept_rows(
 
 
 def dropped_heads(
-    scores: tf.Tensor, *, rate: float, seed: tf.Tensor, num_heads: int, first: int
+    scores: tf.Tensor, *, rate: float, seed: tf.Tensor, num_heads: Any, first: Any
 ) -> tf.Tensor:
     """Returns the scores of some heads, some set to zero and others scaled up.
+
+    Or features of some positions: the second axis is that which is in parts.
 
     Args:
         scores: Scores, `[batch, heads here, length of query, length of value]`.
         rate: Share of scores that is dropped.
         seed: Seed of the draw, two integers.
-        num_heads: Number of all heads.
-        first: Index of the first head here.
+        num_heads: Number of all heads, an integer or a tensor of 64 bits.
+        first: Index of the first head here, an integer or such a tensor.
     """
-    if scores.shape[1] == num_heads:
+    if isinstance(num_heads, int) and scores.shape[1] == num_heads:
         return tf.nn.experimental.stateless_dropout(scores, rate, seed=seed)
     numbers = _numbers(
         keras.ops.shape(scores), seed, num_heads, first, scores.dtype.name
@@ -83,7 +91,7 @@ def dropped_heads(
 
 
 def _numbers(
-    shape: Sequence[Any], seed: tf.Tensor, num_heads: int, first: int, dtype: str
+    shape: Sequence[Any], seed: tf.Tensor, num_heads: Any, first: Any, dtype: str
 ) -> tf.Tensor:
     """Returns those of the numbers of a draw for all heads that are for the heads here.
 

@@ -35,6 +35,7 @@ from tfgpipe.tensor_parallel.attention import (
     copied,
     joint_mask,
 )
+from tfgpipe.tensor_parallel.chunks import Chunks
 from tfgpipe.tensor_parallel.cross_entropy import precise
 from tfgpipe.tensor_parallel.head_dropout import dropped_heads, kept_rows
 from tfgpipe.tensor_parallel.sharded_layer import check_divides
@@ -214,7 +215,7 @@ class TPSequenceAttention(Attention):
         if use_causal_mask and not skips:
             causal = causal_mask(query, value)
             given = joint_mask(None, None, None, causal, *(given or [None]))
-        chunks = _Chunks(self.shard_devices, is_causal=skips)
+        chunks = Chunks(self.shard_devices, is_causal=skips)
         q, k, v = (
             self._projected(dense, chunks.split(x), chunks)
             for dense, x in zip(
@@ -249,23 +250,16 @@ class TPSequenceAttention(Attention):
         )
 
     def _projected(
-        self, dense: Any, parts: Sequence[tf.Tensor], chunks: _Chunks
+        self, dense: Any, parts: Sequence[tf.Tensor], chunks: Chunks
     ) -> list[tf.Tensor]:
         """Returns the projection of each chunk, on its device."""
-        kernels = self._weights_for(dense, len(parts))
+        kernels = self.copies_of(
+            dense.trainable_variables or dense.variables, len(parts)
+        )
         return [
             device_ops.on(chunks.device(c), _project(dense), part, *kernels[c])
             for c, part in enumerate(parts)
         ]
-
-    def _weights_for(self, dense: Any, num: int) -> list[list[tf.Tensor]]:
-        """Returns copies of a projection's weights, whose gradients are summed."""
-        first = self.shard_devices[0]
-        copies = []
-        for variable in dense.trainable_variables or dense.variables:
-            (value,) = self.values((variable,))
-            copies.append(device_ops.copy(value, first, num))
-        return [list(some) for some in zip(*copies, strict=True)]
 
     def _scores(self) -> Callable[..., tf.Tensor]:
         scale, groups = self.key_dim**-0.5, self.num_heads // self.num_key_value_heads
@@ -289,7 +283,7 @@ class TPSequenceAttention(Attention):
         q: Sequence[tf.Tensor],
         k: Sequence[tf.Tensor],
         v: Sequence[tf.Tensor],
-        chunks: _Chunks,
+        chunks: Chunks,
         mask: Sequence[tf.Tensor],
         seeds: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
@@ -385,7 +379,7 @@ class TPSequenceAttention(Attention):
         q: Sequence[tf.Tensor],
         k: Sequence[tf.Tensor],
         v: Sequence[tf.Tensor],
-        chunks: _Chunks,
+        chunks: Chunks,
         mask: Sequence[tf.Tensor],
         seeds: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
@@ -448,7 +442,7 @@ class TPSequenceAttention(Attention):
         seed: tf.Tensor,
         q: Sequence[tf.Tensor],
         k: Sequence[tf.Tensor],
-        chunks: _Chunks,
+        chunks: Chunks,
     ) -> list[list[tf.Tensor]]:
         """Returns the scores that are kept, of each chunk of queries and of keys."""
         columns = [keras.ops.shape(x)[1] for x in k]
@@ -468,75 +462,6 @@ class TPSequenceAttention(Attention):
                 blocks.append(tf.split(kept, tf.stack(columns), 3, num=len(columns)))
             first += rows[c]
         return blocks
-
-
-class _Chunks:
-    """The chunks of a sequence, and the devices that have them.
-
-    Args:
-        devices: The T devices.
-        is_causal: True for 2 T chunks, of which none reads a later one.
-    """
-
-    def __init__(self, devices: Sequence[str], *, is_causal: bool) -> None:
-        self._devices, self._is_causal = tuple(devices), is_causal
-        self.num = len(devices) * (2 if is_causal else 1)
-
-    def of(self, t: int) -> list[int]:
-        """Returns the chunks of device t."""
-        return [c for c in range(self.num) if self._owner(c) == t]
-
-    def device(self, c: int) -> str:
-        """Returns the device of a chunk."""
-        return self._devices[self._owner(c)]
-
-    def reads(self, r: int, c: int) -> bool:
-        """Returns whether queries of chunk r attend to keys of chunk c."""
-        return not self._is_causal or c <= r
-
-    def is_diagonal(self, r: int, c: int) -> bool:
-        """Returns whether of two chunks earlier keys alone are attended to."""
-        return self._is_causal and c == r
-
-    def num_read(self, r: int) -> int:
-        """Returns the number of chunks that queries of chunk r attend to."""
-        return sum(self.reads(r, c) for c in range(self.num))
-
-    def sizes(self, length: Any) -> Any:
-        """Returns the number of positions of each chunk."""
-        if isinstance(length, int):
-            return device_ops.part_sizes(length, self.num)
-        return length // self.num + tf.cast(
-            tf.range(self.num) < length % self.num, length.dtype
-        )
-
-    def split(self, x: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the chunks of a tensor of the first device, on that device."""
-        first, length = self._devices[0], x.shape[1]
-        if length is not None:
-            return device_ops.split(x, first, self.sizes(length), 1)
-        with tf.device(first):
-            sizes = self.sizes(tf.shape(x)[1])
-        return device_ops.on(first, lambda x, n: tf.split(x, n, 1, self.num), x, sizes)
-
-    def blocks(self, mask: tf.Tensor) -> list[list[tf.Tensor]]:
-        """Returns the mask of each chunk of queries and each chunk of keys.
-
-        Args:
-            mask: A mask `[batch, length of query, length of key]`, of sizes that may be
-                1.
-        """
-        rows = [mask] * self.num if mask.shape[1] == 1 else self.split(mask)
-        blocks = []
-        for row in rows:
-            turned = tf.transpose(row, [0, 2, 1])
-            parts = [turned] * self.num if row.shape[2] == 1 else self.split(turned)
-            blocks.append([tf.transpose(part, [0, 2, 1]) for part in parts])
-        return blocks
-
-    def _owner(self, c: int) -> int:
-        T = len(self._devices)
-        return c if c < T else 2 * T - 1 - c
 
 
 def _masked(scores: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

@@ -139,6 +139,25 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
             values.append(value)
         return values
 
+    def copies_of(
+        self, variables: Sequence[keras.Variable], num: int, *, casts: bool = True
+    ) -> list[list[tf.Tensor]]:
+        """Returns copies of whole weights, all of a copy in a list.
+
+        They are on the first device, where their gradients are summed.
+
+        Args:
+            variables: The weights.
+            num: Number of copies.
+            casts: True for copies in the compute dtype.
+        """
+        copies = [
+            device_ops.copy(value, self.shard_devices[0], num)
+            for variable in variables
+            for value in self.values((variable,), None if casts else variable.dtype)
+        ]
+        return [list(some) for some in zip(*copies, strict=True)] or [[]] * num
+
     def save_own_variables(self, store: Any) -> None:
         """Stores the full weights."""
         for i, weight in enumerate(self.layout.weights):
