@@ -256,7 +256,7 @@ class SplitVocabulary:
                 ).clone(),
                 use_bias=use_bias,
                 dtype=dtype,
-                name=f"{name}_part_{p}",
+                name="_".join([name, "part", str(p)]),
             )
             for p, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
         ]
@@ -264,7 +264,7 @@ class SplitVocabulary:
 
     def embed(self, tokens: Any) -> Any:
         """Returns the embeddings of tokens, `(batch, ..., output_dim)`."""
-        add = keras.layers.Add(name=f"{self.name}_embeddings", dtype=self._dtype)
+        add = keras.layers.Add(name=self._named("embeddings"), dtype=self._dtype)
         return add([part(tokens) for part in self.parts])
 
     def cross_entropy(self, x: Any, targets: Any) -> Any:
@@ -274,7 +274,7 @@ class SplitVocabulary:
             x: Outputs of the last block, `(batch, ..., output_dim)`.
             targets: The tokens to predict, `(batch, ...)`.
         """
-        join = JoinedCrossEntropy(name=f"{self.name}_loss", dtype=self._dtype)
+        join = JoinedCrossEntropy(name=self._named("loss"), dtype=self._dtype)
         return join([part(x, targets) for part in self.parts])
 
     def logits(self, x: Any) -> Any:
@@ -339,8 +339,27 @@ class SplitVocabulary:
             sample=sample,
             batch_size=batch_size,
         )
-        names = [layer.name for layer in plan.profile.layers]
-        own, loss = [x.name for x in self.parts], f"{self.name}_loss"
+        start, end = self._span([layer.name for layer in plan.profile.layers])
+        costs = plan.quantity.call_costs(plan.profile, plan.settings)[start:end]
+        blocks = best_partition(costs, num_stages=P)
+        return {
+            "partition": [1] * start + [*blocks] + [1] * (P + 1),
+            "devices": [*devices] * (2 + bool(start)) + [devices[-1]],
+            "schedule": "auto",
+        }
+
+    def _named(self, what: str) -> str:
+        """Returns the name of a layer."""
+        return "_".join([self.name, what])
+
+    def _span(self, names: Sequence[str]) -> tuple[int, int]:
+        """Returns the first layer of a model between the parts, and the one behind.
+
+        Raises:
+            ValueError: If the parts are elsewhere, or too few layers between them.
+        """
+        P = len(self.parts)
+        own, loss = [x.name for x in self.parts], self._named("loss")
         # The embedding is in front if the table is shared with it.
         start = P if names[:P] == own else 0
         end = len(names) - P - 1
@@ -351,10 +370,4 @@ class SplitVocabulary:
                 f"device in between. Received the layers {', '.join(names)}, and a "
                 f"vocabulary '{self.name}' in {P} parts."
             )
-        costs = plan.quantity.call_costs(plan.profile, plan.settings)[start:end]
-        blocks = best_partition(costs, num_stages=P)
-        return {
-            "partition": [1] * start + [*blocks] + [1] * (P + 1),
-            "devices": [*devices] * (2 + bool(start)) + [devices[-1]],
-            "schedule": "auto",
-        }
+        return start, end
