@@ -25,6 +25,7 @@ from benchmarks import tables
 from benchmarks.padded import sleeping_layer
 from benchmarks.unequal import PASSES
 from tfgpipe import Costs
+from tfgpipe._util import stage_spans
 from tfgpipe.partition import best_partition
 
 
@@ -114,12 +115,8 @@ def rows(flags: Any) -> list[tables.Row]:
         if name != "plan":
             costs = [x.weights.count for x in plan.profile.layers]
             partition = best_partition(costs, num_stages=flags.stages)
-        ends = [0, *itertools.accumulate(partition)]
-        names = [x.name for x in plan.profile.layers]
-        layers = [
-            sum(name.startswith("sleeping") for name in names[a:b])
-            for a, b in itertools.pairwise(ends)
-        ]
+        sleeps = [x.name.startswith("sleeping") for x in plan.profile.layers]
+        layers = [sum(sleeps[span]) for span in stage_spans(partition)]
         model = make_model(flags.layers, seconds, layers, is_line=is_line)
         simulated, measured = measure(model, partition, layers, flags)
         first = first or (simulated, measured)

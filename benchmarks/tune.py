@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks import tables
@@ -65,12 +65,7 @@ def measure(name: str, *, rounds: int, trials: int) -> None:
                 remat="none",
             )
             sides[f"{schedule}, M={M}"] = stepper(piped, batch)
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(rounds):
-        for side, step in sides.items():
-            begin = time.perf_counter()
-            step()
-            seconds[side].append(time.perf_counter() - begin)
+    seconds = in_turns(sides, rounds)
     best = min(statistics.median(x) for side, x in seconds.items() if side != "tuned")
     rows = [
         {
@@ -83,6 +78,19 @@ def measure(name: str, *, rounds: int, trials: int) -> None:
         for side, each in seconds.items()
     ]
     print(tables.draw(rows), flush=True)
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[], Any]], rounds: int
+) -> dict[str, list[float]]:
+    """Returns the seconds of each side in each round."""
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side, step in sides.items():
+            begin = time.perf_counter()
+            step()
+            seconds[side].append(time.perf_counter() - begin)
+    return seconds
 
 
 def stepper(model: Any, batch: Any) -> Callable[[], Any]:

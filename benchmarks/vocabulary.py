@@ -18,15 +18,14 @@ anything, and all products run at the same rate.
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tfgpipe
 from benchmarks import tables
 from tfgpipe import Costs, schedules
+from tfgpipe._util import stage_spans
 from tfgpipe.partition import best_partition
 
 VOCABULARIES = (32768, 65536, 131072, 262144)
@@ -107,8 +106,8 @@ def whole_seconds(stages: Sequence[float], M: int) -> float:
 
 def cut_seconds(layers: Sequence[float], P: int) -> list[float]:
     """Returns the seconds of the forward of each stage of the best cut of layers."""
-    ends = [0, *itertools.accumulate(best_partition(layers, num_stages=P))]
-    return [sum(layers[a:b]) for a, b in itertools.pairwise(ends)]
+    spans = stage_spans(best_partition(layers, num_stages=P))
+    return [sum(layers[span]) for span in spans]
 
 
 def published_rows() -> list[tables.Row]:
@@ -178,7 +177,7 @@ def measured_rows(flags: Any) -> list[tables.Row]:
     import keras
     import numpy as np
 
-    from benchmarks.tune import stepper
+    from benchmarks.tune import in_turns, stepper
 
     whole, split, vocabulary = make_models(flags)
     M, devices = flags.microbatches, ["CPU:0", "CPU:1"]
@@ -188,16 +187,23 @@ def measured_rows(flags: Any) -> list[tables.Row]:
     equal = (1 + half, flags.blocks + 2 - half)
     plan = tfgpipe.plan(whole, num_stages=2, **common, **timed)
     stages = vocabulary.stages(split, devices=devices, **timed)
-
-    def seconds_of(model: Any, partition: Sequence[int]) -> Costs:
-        return tfgpipe.plan(model, partition=partition, **common, **timed).costs
-
-    predicted = []
-    for cut in (equal, plan.calls_per_stage):
-        costs = seconds_of(whole, cut)
-        order = schedules.one_f_one_b(2, M)
-        predicted.append(tfgpipe.simulate(order, costs).timeline.step_time)
-    predicted.append(order_seconds(seconds_of(split, stages["partition"]), 2, M))
+    # The same models and microbatches as below, on one device.
+    equal_costs, cut_costs, split_costs = (
+        tfgpipe.plan(model, partition=partition, **common, **timed).costs
+        for model, partition in (
+            (whole, equal),
+            (whole, plan.calls_per_stage),
+            (split, stages["partition"]),
+        )
+    )
+    order = schedules.one_f_one_b(2, M)
+    predicted = [
+        *(
+            tfgpipe.simulate(order, x).timeline.step_time
+            for x in (equal_costs, cut_costs)
+        ),
+        order_seconds(split_costs, 2, M),
+    ]
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, flags.vocabulary, (flags.batch, flags.length + 1))
     x, y = drawn[:, :-1].astype("int32"), drawn[:, 1:].astype("int32")
@@ -221,17 +227,8 @@ def measured_rows(flags: Any) -> list[tables.Row]:
     model = tfgpipe.pipeline(split, **stages, **pipelined)
     model.compile("sgd", tfgpipe.tensor_parallel.OutputLoss())
     ways["all stages"] = model, ((x, y), y)
-    steps: dict[str, Callable[[], Any]] = {
-        name: stepper(model, batch) for name, (model, batch) in ways.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(flags.rounds + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            seconds = time.perf_counter() - start
-            if i:
-                times[name].append(seconds)
+    steps = {name: stepper(model, batch) for name, (model, batch) in ways.items()}
+    times = in_turns(steps, flags.rounds)
     first = next(iter(times.values()))
     return [
         {

@@ -643,8 +643,8 @@ GRADIENTS = (
     Fault(
         "a part of a vocabulary has the first token of the next one as well",
         "tfgpipe/layers/split_vocabulary.py",
-        "is_here = (row >= 0) & (row < self.num_tokens)",
-        "is_here = (row >= 0) & (row <= self.num_tokens)",
+        "(row >= 0) & (row < self.num_tokens)",
+        "(row >= 0) & (row <= self.num_tokens)",
         ("tests/layers/test_split_vocabulary.py",),
     ),
     Fault(

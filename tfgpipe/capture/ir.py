@@ -107,15 +107,9 @@ class CallGraph:
     @functools.cached_property
     def flow(self) -> DataFlow:
         """The data flow between calls; the last one takes the loss of outputs."""
-        producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
         read = [call.input_ids for call in self.calls]
         read[-1:] = [(*ids, *self.output_ids) for ids in read[-1:]]
-        return DataFlow(
-            tuple(
-                tuple(producer[n] for n in ids if producer.get(n, i) != i)
-                for i, ids in enumerate(read)
-            )
-        )
+        return DataFlow.of_values(read, [call.output_ids for call in self.calls])
 
     def received_bytes(
         self, sizes: Mapping[int, float], *, with_inputs: bool = False

@@ -37,6 +37,7 @@ import tensorflow as tf
 from tfgpipe._util import argument_checks
 from tfgpipe.partition import best_partition
 from tfgpipe.partition import plan as make_plan
+from tfgpipe.tensor_parallel import TPCrossEntropy, TPEmbedding
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -109,16 +110,21 @@ class VocabularyPart(keras.layers.Layer):
             return self._terms(self._logits(inputs), targets)
         if reverse:
             return self._logits(inputs)
-        row, is_here = self._rows(inputs)
-        embeddings = tf.cast(tf.gather(self.embeddings, row), self.compute_dtype)
-        return tf.where(is_here[..., None], embeddings, tf.zeros((), embeddings.dtype))
+        return TPEmbedding.look_up(
+            self.embeddings,
+            keras.ops.cast(inputs, "int32"),
+            start=self.first_token,
+            size=self.num_tokens,
+            dtype=self.compute_dtype,
+        )
 
     def compute_output_spec(
         self, inputs: Any, targets: Any = None, *, reverse: bool = False
     ) -> keras.KerasTensor:
         """Infers the shape and dtype of embeddings, logits or terms."""
         if targets is not None:
-            return keras.KerasTensor((*targets.shape, 4), _precise(self.compute_dtype))
+            dtype = keras.backend.result_type(self.compute_dtype, "float32")
+            return keras.KerasTensor((*targets.shape, 4), dtype)
         if reverse:
             shape = (*inputs.shape[:-1], self.num_tokens)
             return keras.KerasTensor(shape, self.compute_dtype)
@@ -137,24 +143,18 @@ class VocabularyPart(keras.layers.Layer):
             "use_bias": self.use_bias,
         }
 
-    def _rows(self, tokens: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the row of each token, and whether it is one of the part's."""
-        row = keras.ops.cast(tokens, "int32") - self.first_token
-        is_here = (row >= 0) & (row < self.num_tokens)
-        return tf.where(is_here, row, 0), is_here
-
     def _logits(self, x: Any) -> tf.Tensor:
         logits = keras.ops.matmul(x, keras.ops.transpose(self.embeddings))
         return logits if self.bias is None else logits + self.bias
 
     def _terms(self, logits: tf.Tensor, targets: Any) -> tf.Tensor:
-        logits = tf.cast(logits, _precise(logits.dtype))
-        most = tf.stop_gradient(tf.reduce_max(logits, axis=-1))
-        logits -= most[..., None]
-        row, is_here = self._rows(targets)
-        target = tf.gather(logits, row, axis=-1, batch_dims=len(logits.shape) - 1)
-        total = tf.reduce_sum(tf.exp(logits), axis=-1)
-        return tf.stack([most, total, target, tf.cast(is_here, most.dtype)], axis=-1)
+        most = tf.stop_gradient(TPCrossEntropy.largest_logit(logits))
+        total, target = TPCrossEntropy.terms(
+            logits, most, targets, start=self.first_token
+        )
+        row = keras.ops.cast(targets, "int32") - self.first_token
+        is_here = tf.cast((row >= 0) & (row < self.num_tokens), most.dtype)
+        return tf.stack([most, total, target, is_here], axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -187,11 +187,6 @@ class JoinedCrossEntropy(keras.layers.Layer):
     def compute_output_spec(self, terms: Any) -> keras.KerasTensor:
         """Infers the shape and dtype of the losses."""
         return keras.KerasTensor(terms[0].shape[:-1], terms[0].dtype)
-
-
-def _precise(dtype: Any) -> str:
-    """Returns the dtype of losses of logits of a dtype."""
-    return keras.backend.result_type(dtype, "float32")
 
 
 class SplitVocabulary:

@@ -157,10 +157,8 @@ class Plan:
         """Returns the plan with the schedule that is for its stages and data flow."""
         settings = self.settings
         order = settings.order.fitted(lambda: self.costs, settings.memory_limit)
-        before, flow = (
-            settings.schedule,
-            self.profile.flow.grouped(self.calls_per_stage),
-        )
+        before = settings.schedule
+        flow = self.profile.flow.grouped(self.calls_per_stage)
         if order is settings.order and flow == before.data_flow:
             return self
         schedule = order.on(before.placement, before.num_microbatches, flow)
@@ -411,6 +409,8 @@ def _with_branches_apart(
         may_start=[x.may_start for x in profile.layers],
         new_row=lambda: lambda s, e: profile.received_bytes[s, s + 1 : e + 1],
     )
+    if found == counts or settings.memory_limit is None:
+        return found
     needs = zip(
         profile.device_bytes(settings, found), settings.memory_limits, strict=True
     )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 import numpy.typing as npt
 
+from tfgpipe._util import stage_spans
 from tfgpipe.partition.additive import best_additive_partition
 from tfgpipe.schedules import DataFlow
 
@@ -45,12 +46,15 @@ def step_cost(
         flow: The data flow between calls.
         M: The number of microbatches.
     """
-    ends = [0, *itertools.accumulate(counts)]
-    stages = [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
+    stages = _stage_costs(counts, costs)
     ways: list[float] = []
     for cost, sources in zip(stages, flow.grouped(counts).sources, strict=True):
         ways.append(cost + max((ways[k] for k in sources), default=0.0))
     return float(max(ways) + (M - 1) * max(stages))
+
+
+def _stage_costs(counts: Sequence[int], costs: Sequence[float]) -> list[float]:
+    return [sum(costs[span]) for span in stage_spans(counts)]
 
 
 def with_branches_apart(
@@ -83,8 +87,10 @@ def with_branches_apart(
     """
     K, M, L = len(counts), num_microbatches, len(costs)
     starts = [i for i in range(1, L) if not flow.sources[i] and may_start[i]]
-    best, least = tuple(counts), step_cost(counts, costs, flow, M) * (1 - _LEAST_GAIN)
+    if not starts:
+        return tuple(counts)
     starts = starts[:_MOST_STARTS]
+    best, least = tuple(counts), step_cost(counts, costs, flow, M) * (1 - _LEAST_GAIN)
     for apart in [[i] for i in starts] + [starts] * (len(starts) > 1):
         bounds = [0, *apart, L]
         if len(bounds) - 1 > K:
@@ -141,17 +147,11 @@ def _of_each(
             may_start=may_start[start:end],
         )
 
-    def slowest(start: int, counts: Sequence[int]) -> float:
-        ends = [start, *(start + n for n in itertools.accumulate(counts))]
-        return max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
-
     spans = [*itertools.pairwise(bounds)]
     most = [1 + sum(map(bool, may_start[a + 1 : b])) for a, b in spans]
     parts = [part(a, b, 1) for a, b in spans]
     for _ in range(num_stages - len(spans)):
         can = [i for i, counts in enumerate(parts) if len(counts) < most[i]]
-        if not can:
-            break
-        i = max(can, key=lambda i: slowest(spans[i][0], parts[i]))
+        i = max(can, key=lambda i: max(_stage_costs(parts[i], costs[spans[i][0] :])))
         parts[i] = part(*spans[i], len(parts[i]) + 1)
     return tuple(itertools.chain(*parts))

@@ -377,19 +377,6 @@ def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage
 
 def _traced_flow(traced: Sequence[TracedStage]) -> DataFlow:
     """Returns the data flow of what is sent: not all outputs need be read."""
-    return data_flow(
+    return DataFlow.of_values(
         [stage.input_keys for stage in traced], [stage.output_keys for stage in traced]
-    )
-
-
-def data_flow(
-    read: Sequence[Collection[Hashable]], made: Sequence[Collection[Hashable]]
-) -> DataFlow:
-    """Returns the data flow between stages that read and make these values."""
-    producers = {value: k for k, values in enumerate(made) for value in values}
-    return DataFlow(
-        tuple(
-            tuple(producers[x] for x in values if producers.get(x, k) != k)
-            for k, values in enumerate(read)
-        )
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,27 @@ class DataFlow:
     def line(cls, num_stages: int) -> DataFlow:
         """Returns the data flow in which each stage reads from the one before."""
         return cls(tuple((k - 1,) if k else () for k in range(num_stages)))
+
+    @classmethod
+    def of_values(
+        cls, read: Sequence[Iterable[Hashable]], made: Sequence[Iterable[Hashable]]
+    ) -> DataFlow:
+        """Returns the data flow between stages that read and make these values.
+
+        >>> tfgpipe.schedules.DataFlow.of_values([["x"], ["y"]], [["y"], []]).sources
+        ((), (0,))
+
+        Args:
+            read: For each stage the values that it reads, also those of no stage.
+            made: For each stage the values that it makes.
+        """
+        producers = {value: k for k, values in enumerate(made) for value in values}
+        return cls(
+            tuple(
+                tuple(producers[x] for x in values if producers.get(x, k) != k)
+                for k, values in enumerate(read)
+            )
+        )
 
     def grouped(self, counts: Sequence[int]) -> DataFlow:
         """Returns the data flow between groups of stages that follow one another.

@@ -225,11 +225,11 @@ class _Search:
         Without effort there is one list schedule.
         """
         found = [self.candidate(orders, name) for name, orders in self.named()]
+        least = self.shop.lower_bound * (1 + TOLERANCE)
         for candidate in itertools.islice(self.list_schedules(), None if effort else 1):
             found.append(candidate)
-            least = self.shop.lower_bound * (1 + TOLERANCE)
             if candidate is not None and candidate.time <= least:
-                break  # Those that follow hold more microbatches.
+                break  # None is faster.
         return [x for x in found if x is not None]
 
     def candidate(self, orders: Orders, name: str = "auto") -> _Candidate | None:

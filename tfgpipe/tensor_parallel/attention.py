@@ -15,7 +15,11 @@ from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.dense import OutputProjection, QKVProjection
 from tfgpipe.tensor_parallel.head_dropout import dropped_heads, next_seed
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
-from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
+from tfgpipe.tensor_parallel.sharded_layer import (
+    ShardedLayer,
+    check_divides,
+    check_sequences,
+)
 
 
 class Attention(ShardedLayer):
@@ -62,17 +66,6 @@ class Attention(ShardedLayer):
         self.dropout, self.seed = dropout, seed
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-
-    def check_sequences(self, *shapes: Any) -> None:
-        """Raises ValueError unless shapes are `(batch, length, features)`."""
-        for shape in shapes:
-            if len(shape) != 3:
-                raise ValueError(
-                    f"{self.parts} are split over devices for attention within "
-                    "sequences, `(batch, length, features)`. Layer "
-                    f"'{self.name}' received the shape {tuple(shape)}. Reshape it to "
-                    "one axis of positions."
-                )
 
     def add_dropout(self) -> None:
         """Creates the dropout. Seeds are drawn in Keras' order."""
@@ -186,7 +179,7 @@ class MultiHeadAttention(Attention):
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Creates the projections."""
-        self.check_sequences(query_shape, value_shape)
+        check_sequences(self.parts, self.name, query_shape, value_shape)
         key_shape = value_shape if key_shape is None else key_shape
 
         def projection(name: str, size: int, shape: Any) -> QKVProjection:

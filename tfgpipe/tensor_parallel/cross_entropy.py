@@ -10,7 +10,8 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -76,6 +77,36 @@ class TPCrossEntropy(ShardedLayer):
         """Returns the loss of each position."""
         return cross_entropy(targets, logits, self.shard_devices)
 
+    @staticmethod
+    def largest_logit(logits: tf.Tensor) -> tf.Tensor:
+        """Returns the largest logit of each position, in single precision at least."""
+        return tf.cast(tf.reduce_max(logits, axis=-1), precise(logits.dtype))
+
+    @staticmethod
+    def terms(
+        logits: tf.Tensor, maximum: tf.Tensor, targets: tf.Tensor, *, start: int
+    ) -> list[tf.Tensor]:
+        """Returns the sum of exponentials, and the target's logit, less a maximum.
+
+        The latter is 0 if the target is none of the tokens.
+
+        Args:
+            logits: Logits of the tokens from `start` on, `(batch, ..., size)`.
+            maximum: The maximum of each position, which has no gradient.
+            targets: Targets among all tokens.
+            start: The first of the tokens.
+        """
+        x = tf.cast(logits, maximum.dtype) - tf.stop_gradient(maximum)[..., None]
+        local = tf.cast(targets, tf.int32) - start
+        inside = (local >= 0) & (local < x.shape[-1])
+        chosen = tf.gather(
+            x, tf.where(inside, local, 0), axis=-1, batch_dims=len(x.shape) - 1
+        )
+        return [
+            tf.reduce_sum(tf.exp(x), axis=-1),
+            tf.where(inside, chosen, tf.zeros((), x.dtype)),
+        ]
+
     def compute_output_spec(self, logits: Any, targets: Any) -> keras.KerasTensor:
         """Infers the losses' shape and dtype."""
         return keras.KerasTensor(targets.shape, precise(logits[0].dtype))
@@ -122,13 +153,14 @@ def cross_entropy(
     # A shard may be all padding.
     shards = [(d, x) for d, x in zip(devices, logits, strict=True) if x.shape[-1]]
     devices, logits = zip(*shards, strict=True)
-    maxima = device_ops.on_each(devices, _maximum, logits)
+    maxima = device_ops.on_each(devices, TPCrossEntropy.largest_logit, logits)
     with tf.device(primary):
         maximum = device_ops.on(primary, lambda *m: tf.reduce_max(m, axis=0), *maxima)
         maximum = tf.stop_gradient(maximum)
     start, terms = 0, []
     for device, x in shards:
-        terms.append(device_ops.on(device, _terms_from(start), x, maximum, targets))
+        own = functools.partial(TPCrossEntropy.terms, start=start)
+        terms.append(device_ops.on(device, own, x, maximum, targets))
         start += x.shape[-1]
     sums, chosen = zip(*terms, strict=True)
     return device_ops.on(primary, _loss, *sums, *chosen)
@@ -137,26 +169,6 @@ def cross_entropy(
 def precise(dtype: Any) -> str:
     """Returns the dtype of losses of logits of a dtype."""
     return keras.backend.result_type(dtype, "float32")
-
-
-def _maximum(x: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.reduce_max(x, axis=-1), precise(x.dtype))
-
-
-def _terms_from(start: int) -> Callable[..., list[tf.Tensor]]:
-    def terms(x: tf.Tensor, maximum: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
-        x = tf.cast(x, maximum.dtype) - tf.stop_gradient(maximum)[..., None]
-        local = tf.cast(targets, tf.int32) - start
-        inside = (local >= 0) & (local < x.shape[-1])
-        chosen = tf.gather(
-            x, tf.where(inside, local, 0), axis=-1, batch_dims=len(x.shape) - 1
-        )
-        return [
-            tf.reduce_sum(tf.exp(x), axis=-1),
-            tf.where(inside, chosen, tf.zeros((), x.dtype)),
-        ]
-
-    return terms
 
 
 def _loss(*terms: tf.Tensor) -> tf.Tensor:

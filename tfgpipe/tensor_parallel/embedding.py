@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -105,7 +106,13 @@ class Embedding(ShardedLayer):
             return device_ops.gather(self.logits(inputs), self.shard_devices[0])
         tokens = keras.ops.cast(inputs, "int32")
         embeddings = [
-            device_ops.on(device, self._look_up(start, size), table, tokens)
+            device_ops.on(
+                device,
+                functools.partial(
+                    self.look_up, start=start, size=size, dtype=self.compute_dtype
+                ),
+                *(table, tokens),
+            )
             for device, start, size, table in self._tables()
         ]
         return device_ops.reduce(embeddings, self.shard_devices[0])
@@ -148,16 +155,23 @@ class Embedding(ShardedLayer):
             return None
         return keras.ops.not_equal(inputs, 0)
 
-    def _look_up(self, start: int, size: int) -> Any:
-        """Returns the function that looks up tokens from `start` on."""
+    @staticmethod
+    def look_up(
+        table: tf.Tensor, tokens: tf.Tensor, *, start: int, size: int, dtype: str
+    ) -> tf.Tensor:
+        """Returns the embeddings of tokens, zeros for those that are not in the table.
 
-        def look_up(table: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
-            inside = (tokens >= start) & (tokens < start + size)
-            rows = tf.gather(table, tf.where(inside, tokens - start, 0))
-            rows = tf.cast(rows, self.compute_dtype)
-            return tf.where(inside[..., None], rows, tf.zeros((), rows.dtype))
-
-        return look_up
+        Args:
+            table: Embeddings of tokens from `start` on, `(size, output_dim)` or longer.
+            tokens: Tokens, 32-bit integers.
+            start: The first token of the table.
+            size: Number of tokens in the table.
+            dtype: Dtype of the result.
+        """
+        inside = (tokens >= start) & (tokens < start + size)
+        rows = tf.gather(table, tf.where(inside, tokens - start, 0))
+        rows = tf.cast(rows, dtype)
+        return tf.where(inside[..., None], rows, tf.zeros((), rows.dtype))
 
     def _tables(self) -> Iterator[tuple[str, int, int, tf.Tensor]]:
         """Yields the device, first token, number of tokens and table of each shard."""

@@ -21,7 +21,7 @@ from tfgpipe._util import unique
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.chunks import Chunks
 from tfgpipe.tensor_parallel.head_dropout import dropped_heads, next_seed
-from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer
+from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_sequences
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -89,12 +89,7 @@ class TPPositionwise(ShardedLayer):
         Raises:
             ValueError: If the input is no sequence, or a layer has a state.
         """
-        if len(input_shape) != 3:
-            raise ValueError(
-                "Positions are split over devices, of `(batch, length, features)`. "
-                f"Layer '{self.name}' received the shape {tuple(input_shape)}. Reshape "
-                "it to one axis of positions."
-            )
+        check_sequences("Positions", self.name, input_shape)
         shape = input_shape
         for layer in self.layers:
             if not layer.built:

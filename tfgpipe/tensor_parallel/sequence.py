@@ -38,7 +38,7 @@ from tfgpipe.tensor_parallel.attention import (
 from tfgpipe.tensor_parallel.chunks import Chunks
 from tfgpipe.tensor_parallel.cross_entropy import precise
 from tfgpipe.tensor_parallel.head_dropout import dropped_heads, kept_rows
-from tfgpipe.tensor_parallel.sharded_layer import check_divides
+from tfgpipe.tensor_parallel.sharded_layer import check_divides, check_sequences
 
 Exchange = Literal["ring", "all_to_all"]
 
@@ -154,7 +154,7 @@ class TPSequenceAttention(Attention):
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Creates the projections."""
-        self.check_sequences(query_shape, value_shape)
+        check_sequences(self.parts, self.name, query_shape, value_shape)
 
         def projection(name: str, heads: int, size: int, shape: Any) -> Any:
             layer = self._dense(name, "abc,cde->abde", (None, heads, size), "de")

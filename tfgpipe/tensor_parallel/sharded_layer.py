@@ -253,6 +253,17 @@ def check_divides(what: str, size: int, num_shards: int, name: str) -> None:
         )
 
 
+def check_sequences(what: str, name: str, *shapes: Any) -> None:
+    """Raises ValueError unless shapes are `(batch, length, features)`."""
+    for shape in shapes:
+        if len(shape) != 3:
+            raise ValueError(
+                f"{what} are split over devices within sequences, `(batch, length, "
+                f"features)`. Layer '{name}' received the shape {tuple(shape)}. "
+                "Reshape it to one axis of positions."
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Weight(sharding.ShardedWeight):
     """A weight, sharded or in one part, and its full shape."""

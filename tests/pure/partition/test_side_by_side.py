@@ -38,8 +38,7 @@ def apart(counts, costs, flow, M):
 
 def simulated(counts, costs, flow, M) -> float:
     """Returns the step of 1F1B, of backwards that take twice as long."""
-    ends = [0, *itertools.accumulate(counts)]
-    forward = [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
+    forward = _stages(counts, costs)
     order = schedules.one_f_one_b(len(counts), M, flow=flow.grouped(counts))
     times = Costs(forward=forward, backward=[2 * x for x in forward])
     return simulate(order, times).timeline.step_time
