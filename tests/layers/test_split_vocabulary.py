@@ -189,6 +189,19 @@ def test_what_is_no_split_vocabulary_is_refused():
         SplitVocabulary(3, D, num_parts=4)
 
 
+def test_parts_draw_other_numbers_from_one_seed():
+    tables = []
+    for _ in range(2):
+        initializer = keras.initializers.RandomUniform(seed=7)
+        vocabulary = SplitVocabulary(
+            16, D, num_parts=4, embeddings_initializer=initializer
+        )
+        vocabulary.embed(keras.Input((L,), dtype="int32"))
+        tables.append(vocabulary.table)
+    np.testing.assert_array_equal(*tables)
+    assert len(np.unique(tables[0], axis=0)) == 16
+
+
 def test_lengths_that_are_not_known_need_a_sample():
     tokens, targets = (keras.Input((None,), dtype="int32") for _ in range(2))
     vocabulary = SplitVocabulary(V, D, num_parts=2)

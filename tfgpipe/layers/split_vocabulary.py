@@ -202,7 +202,8 @@ class SplitVocabulary:
         input_dim: Number of tokens.
         output_dim: Size of an embedding.
         num_parts: P, the number of devices.
-        embeddings_initializer: Initializer of each part of the table.
+        embeddings_initializer: Initializer of each part of the table. A seed counts on
+            from part to part.
         use_bias: True for a bias of the logits.
         dtype: Dtype or policy of the layers. Defaults to Keras' own.
         name: Name with which the names of layers begin.
@@ -246,9 +247,7 @@ class SplitVocabulary:
                 start,
                 end - start,
                 output_dim,
-                embeddings_initializer=keras.initializers.get(
-                    embeddings_initializer
-                ).clone(),
+                embeddings_initializer=_of_part(embeddings_initializer, p),
                 use_bias=use_bias,
                 dtype=dtype,
                 name="_".join([name, "part", str(p)]),
@@ -366,3 +365,12 @@ class SplitVocabulary:
                 f"vocabulary '{self.name}' in {P} parts."
             )
         return start, end
+
+
+def _of_part(initializer: Any, p: int) -> keras.initializers.Initializer:
+    """Returns the initializer of a part, which draws other numbers than other parts."""
+    whole = keras.initializers.get(initializer)
+    config = whole.get_config()
+    if isinstance(config.get("seed"), int):
+        config["seed"] += p
+    return type(whole).from_config(config)
