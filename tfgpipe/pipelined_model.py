@@ -33,6 +33,7 @@ from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import print_summary
 from tfgpipe.runtime import (
     CoupledLossPipeline,
+    Generator,
     LossPipeline,
     Pipeline,
     Recorder,
@@ -129,6 +130,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             str, tuple[Pipeline, LossPipeline | CoupledLossPipeline]
         ] = {}
         self.recorder: Recorder | None = None
+        self._generator: Generator | None = None
         # The data flow and the partition that the schedule is for.
         self._ordered_for: tuple[DataFlow, tuple[int, ...]] | None = None
 
@@ -415,6 +417,67 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         penalties = [p.loss for p in self._weight_regularization()]
         self._track(x, loss, [added, *penalties], training=False)
         return self._results()
+
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        max_length: int | None = None,
+        sampler: Any = "greedy",
+        stop_token_ids: Sequence[int] | None = None,
+        preprocessor: Any = None,
+        num_microbatches: int = 1,
+    ) -> Any:
+        """Returns prompts, and the tokens that a decoder generates after them.
+
+        Keys and values of earlier positions stay on the devices of the stages, and a
+        position is computed once.
+
+        Tokens are those of the plain model, which is called on all positions for each
+        token; for models of keras-hub, those of its `generate` with this sampler.
+
+        >>> tokens = keras.Input((None,), dtype="int32")
+        >>> x = keras.layers.Embedding(11, 8)(tokens)
+        >>> for _ in range(2):
+        ...     attention = keras.layers.MultiHeadAttention(2, 4)
+        ...     x = x + attention(x, x, use_causal_mask=True)
+        >>> model = keras.Model(tokens, keras.layers.Dense(11)(x))
+        >>> model = tfgpipe.pipeline(model, num_stages=2, num_microbatches=2)
+        >>> model.generate([[1, 2, 3], [4, 5]], max_length=6).shape
+        (2, 6)
+
+        Args:
+            prompts: Lists of tokens; with a preprocessor what it takes, such as texts.
+            max_length: L, the number of positions of prompt and answer. Defaults to
+                the length that the model, or the preprocessor, has.
+            sampler: `"greedy"`; a sampler of keras-hub that chooses one token after
+                another, such as `keras_hub.samplers.TopKSampler(k=5, seed=0)`; or a
+                function from logits, `[B, V]`, to tokens, `[B]`.
+            stop_token_ids: Tokens that end an example; after them is 0. Defaults to the
+                end token of the preprocessor, or none.
+            preprocessor: One of keras-hub for a causal model.
+            num_microbatches: Number of parts of the mini-batch that are in stages at
+                the same time. More than one pays where a part is large enough to keep
+                a device busy: reading the weights takes as long for fewer examples.
+
+        Returns:
+            Tokens, `[B, L]`, or what the preprocessor makes of them.
+
+        Raises:
+            ValueError: If the model is no decoder of tokens, has a layer whose keys and
+                values cannot be stored, or replicas; or if prompts are no tokens.
+        """
+        pipeline = self.pipelined.pipeline
+        if self._generator is None or self._generator.pipeline is not pipeline:
+            self._generator = Generator(pipeline)
+        return self._generator.generate(
+            prompts,
+            max_length=max_length,
+            sampler=sampler,
+            stop_token_ids=stop_token_ids,
+            preprocessor=preprocessor,
+            num_microbatches=num_microbatches,
+        )
 
     def unpipelined(self) -> keras.Model:
         """Returns a plain Keras model of the same layers, weights shared.

@@ -2243,6 +2243,37 @@ BY_NUMBERS = (
         ),
     ),
     Fault(
+        "a window of attention has a position more, one position at a time",
+        "tfgpipe/_compat/keras_internals/attention.py",
+        "visible &= distance < window",
+        "visible &= distance <= window",
+        (
+            "tests/_compat/keras_internals/test_attention.py",
+            "tests/models/test_generation.py",
+        ),
+    ),
+    Fault(
+        "a token that was given is generated",
+        "tfgpipe/runtime/generation.py",
+        "new = tf.where(is_given, tf.gather(tokens, index, axis=1), new)",
+        "",
+        ("tests/models/test_generation.py",),
+    ),
+    Fault(
+        "a stop in a prompt ends its example",
+        "tfgpipe/runtime/generation.py",
+        "ended |= (new == stop) & ~is_given",
+        "ended |= new == stop",
+        ("tests/models/test_generation.py",),
+    ),
+    Fault(
+        "a token is chosen by the first position that was computed",
+        "tfgpipe/runtime/generation.py",
+        "decoder.step(tokens[span], cache, index - 1)",
+        "decoder.step(tokens[span], cache, index)",
+        ("tests/models/test_generation.py",),
+    ),
+    Fault(
         "a renamed layer gives the first of its weights alone",
         "trainer/checkpoint/warm_start.py",
         "called = [name for name in found if name.startswith(old)]",

@@ -6,10 +6,12 @@ import pytest
 
 from benchmarks.keras_hub import FAMILIES, compare
 from tests.models.test_keras_hub import (
+    CAUSAL,
     DOUBLE,
     SINGLE,
     assert_balance_is_named,
     assert_exact,
+    assert_tokens,
 )
 
 EXACT = {
@@ -51,3 +53,8 @@ def test_images_by_texts_are_refused():
     words = r"Layer 'clip_head' makes another axis as long as the batch.*\(6, 6\)"
     with pytest.raises(ValueError, match=words):
         compare(FAMILIES["clip"])
+
+
+@pytest.mark.parametrize("name", sorted({*CAUSAL} - {"GPT2", "Llama"}))
+def test_tokens_are_those_of_keras_hub(name):
+    assert_tokens(name)

@@ -4,6 +4,7 @@ from tfgpipe.runtime.coupled_losses import (
     CoupledLossPipeline,
     make_loss_pipeline,
 )
+from tfgpipe.runtime.generation import Generator
 from tfgpipe.runtime.host_calls import HostCalls
 from tfgpipe.runtime.layer_probes import check_batch_independence
 from tfgpipe.runtime.loss_pipeline import LossPipeline

@@ -7,6 +7,7 @@ by name, rather than as a wrong gradient.
 """
 
 from tfgpipe._compat.keras_internals import (
+    attention,
     calls,
     compiled,
     functional,
