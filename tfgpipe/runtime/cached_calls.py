@@ -106,7 +106,7 @@ def _run_with_own_cache(
         heads = attention.key_value_shape(call.layer, x.shape[-1])
         shape = (keras.ops.shape(x)[0], 2, positions.length, *heads)
         cache, index = [tf.zeros(shape, call.layer.compute_dtype)], tf.constant(0)
-    kwargs |= {own.cache: cache[0], own.index: index}
+    kwargs |= {own.cache: cache[0], own.position: index}
     outputs, stored = call.layer(*args, **kwargs)
     return outputs, [stored]
 
@@ -119,7 +119,7 @@ class _OwnCache(NamedTuple):
     """Names of the arguments of a layer that takes a cache."""
 
     cache: str
-    index: str
+    position: str
 
 
 def _own_cache(layer: Any) -> _OwnCache | None:
