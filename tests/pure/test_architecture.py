@@ -73,10 +73,11 @@ LONG = {
     "transformers.transformer",
     "tuning.tune",
 }
-# Public faces: layers of Keras' own arguments and more, and a search.
+# Public faces: layers of Keras' own arguments and more, a search, sizes of a model.
 WIDE = {
     *("attention.__init__", "attention.call", "dense.__init__", "ranking.search"),
     *("experts.__init__", "sequence.__init__", "sequence.call"),
+    "transformers.transformer",
 }
 # Modules that load no TensorFlow, and import nothing but NumPy.
 PURE = (

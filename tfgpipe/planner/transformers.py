@@ -11,11 +11,18 @@ Saved are, of width w: the input, both norms' outputs, q, k, v, the attention's 
 and the sum after it; of width h: the perceptron before and after its activation; and
 the attention's scores after softmax and dropout (Korthikanti et al. 2022, section 4.1,
 count the same tensors).
+
+With g heads of keys and values, which queries share (Ainslie et al. 2023), keys and
+values are of width v = g w / a, and 2 w v stands for two of the w^2. A gated perceptron
+(Shazeer 2020) has 3 w h parameters, and saves four tensors of width h: the gate before
+and after its activation, the other factor, and the product. Flash attention (Dao et al.
+2022) saves no scores; the backward computes them again, 2 n^2 w FLOPs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from tfgpipe._util import argument_checks
 from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights, dtype_bytes
@@ -33,6 +40,9 @@ def transformer(
     length: int,
     vocabulary: int,
     dtype: str = "float32",
+    num_key_value_heads: int | None = None,
+    gated: bool = False,
+    flash: bool = False,
 ) -> Workload:
     """Returns the workload: embedding, blocks, softmax with weights of its own.
 
@@ -54,12 +64,17 @@ def transformer(
         length: n.
         vocabulary: Size of the vocabulary.
         dtype: Dtype of activations and weights.
+        num_key_value_heads: g, which divides a; then T divides g. Defaults to a.
+        gated: True for perceptrons with a gate, as of Llama.
+        flash: True for attention that saves no scores.
 
     Raises:
         ValueError: If a size is no integer of at least 1, the heads do not divide the
-            width, or the dtype is unknown.
+            width, or those of keys the others, or the dtype is unknown.
     """
+    shared = num_heads if num_key_value_heads is None else num_key_value_heads
     for argument, value in (
+        ("num_key_value_heads", shared),
         ("num_layers", num_layers),
         ("width", width),
         ("mlp_width", mlp_width),
@@ -73,32 +88,16 @@ def transformer(
             "`num_heads` must divide `width`. Received "
             f"num_heads={num_heads} and width={width}."
         )
+    if num_heads % shared:
+        raise ValueError(
+            "`num_key_value_heads` must divide `num_heads`. Received "
+            f"num_key_value_heads={shared} and num_heads={num_heads}."
+        )
     argument_checks.check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
-    w, h, n, a = width, mlp_width, length, num_heads
-    size = dtype_bytes(dtype)
-    products = 2 * n * (4 * w * w + 2 * w * h) + 4 * n * n * w
-    saved = size * (n * (8 * w + 2 * h) + 2 * a * n * n)
-    # Queries, keys, values, scores, contexts, and both ends of the perceptron.
-    kept = size * (n * (6 * w + h) + a * n * n)
+    w, n, size = width, length, dtype_bytes(dtype)
     crossing = size * n * w
-    block = LayerCost(
-        name="block",
-        weights=Weights(4 * w * w + 2 * w * h + 9 * w + h),
-        flops=PassCost(products, 2 * products, recompute=0.0),
-        # Each saved tensor is written once and read once, in the backward twice.
-        traffic=PassCost(2 * saved, 4 * saved),
-        tensors=TensorBytes(
-            saved=saved,
-            # Of the softmax, or the perceptron, the gradients of output and input.
-            workspace=2 * size * max(n * h, a * n * n),
-            inputs=crossing,
-            outputs=crossing,
-            replicated=5 * crossing,
-            saves_inputs=True,
-            kept=kept,
-        ),
-        positions=n,
-        max_shards=a,
+    block = _block(
+        _Sizes(w, mlp_width, n, num_heads, shared), size, gated=gated, flash=flash
     )
     embedding = LayerCost(
         name="embedding",
@@ -129,4 +128,48 @@ def transformer(
         layers=(embedding, *blocks, softmax),
         dtype=dtype,
         remat=ProductsRemat(),
+    )
+
+
+class _Sizes(NamedTuple):
+    """Sizes of a block: w, h, n, a and g."""
+
+    width: int
+    mlp_width: int
+    length: int
+    num_heads: int
+    num_key_value_heads: int
+
+
+def _block(sizes: _Sizes, size: int, *, gated: bool, flash: bool) -> LayerCost:
+    """Returns a block, whose numbers have `size` bytes."""
+    w, h, n, a, g = sizes
+    v = g * w // a
+    factors = 2 if gated else 1  # Of width h, whose product the perceptron narrows.
+    scores = 0 if flash else a * n * n
+    matrices = 2 * w * w + 2 * w * v + (1 + factors) * w * h
+    products = 2 * n * matrices + 4 * n * n * w
+    again = 2 * n * n * w if flash else 0
+    saved = size * (n * (6 * w + 2 * v + 2 * factors * h) + 2 * scores)
+    # Queries, keys, values, scores, contexts, and both ends of the perceptron.
+    kept = size * (n * (4 * w + 2 * v + factors * h) + scores)
+    crossing = size * n * w
+    return LayerCost(
+        name="block",
+        weights=Weights(matrices + 7 * w + 2 * v + factors * h),
+        flops=PassCost(products, 2 * products + again, recompute=0.0),
+        # Each saved tensor is written once and read once, in the backward twice.
+        traffic=PassCost(2 * saved, 4 * saved),
+        tensors=TensorBytes(
+            saved=saved,
+            # Of the softmax, or the perceptron, the gradients of output and input.
+            workspace=2 * size * max(factors * n * h, scores),
+            inputs=crossing,
+            outputs=crossing,
+            replicated=5 * crossing,
+            saves_inputs=True,
+            kept=kept,
+        ),
+        positions=n,
+        max_shards=g,
     )
