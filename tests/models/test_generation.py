@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests._compat.keras_internals.test_attention import WINDOW
 from tests.helpers import compare
 from tfgpipe._compat import executed
 from trainer.models.sizes import Transformer
@@ -28,7 +29,7 @@ def multi_head():
 
 
 def grouped():
-    return layers.GroupQueryAttention(4, 4, 2, sliding_window=3)
+    return layers.GroupQueryAttention(4, 4, 2, **WINDOW)
 
 
 @keras.saving.register_keras_serializable(package="tests")

@@ -11,10 +11,12 @@ from tests._compat.versions import MOVED
 from tfgpipe._compat import keras_internals
 
 WIDTH, LENGTH, INDEX = 8, 6, 3
+# Keras 3.14 has none.
+WINDOW = {"sliding_window": 3} if keras.version() >= "3.15" else {}
 
 
 def multi_head():
-    return keras.layers.MultiHeadAttention(2, 4, sliding_window=3)
+    return keras.layers.MultiHeadAttention(2, 4, **WINDOW)
 
 
 def grouped():
