@@ -6,7 +6,7 @@ Workloads of the sizes in table 3 of Grattafiori et al. 2024: grouped queries, g
 perceptrons, attention that saves no scores, 8,192 positions, bfloat16, Adam. The first
 row of each model and number of GPUs is the fastest plan of all schedules; the second
 is the published layout, D x K x T with v chunks a device, as the planner estimates it.
-Columns: seconds a step, thousands of tokens a second on a GPU, GiB of the fullest GPU;
+Columns: seconds a step, tokens a second on a GPU, GiB of the fullest GPU;
 published are tokens a second of that layout in FP8, whose products take half as long.
 
 Five minutes; `--models=8B` for one of them.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from typing import Any
 
 from benchmarks import tables
 from tfgpipe import planner, remat, schedules
@@ -53,11 +54,17 @@ CASES = (
 SIZES = {
     "8B": (32, 4096, 14336, 32),
     "70B": (80, 8192, 28672, 64),
+    "405B": (126, 16384, 53248, 128),
 }
 
 
-def workload(name: str) -> planner.Workload:
-    """Returns a model."""
+def workload(name: str, **other: Any) -> planner.Workload:
+    """Returns a model.
+
+    Args:
+        name: Its name.
+        **other: Arguments of `planner.transformer` that it has not.
+    """
     num_layers, width, mlp_width, num_heads = SIZES[name]
     return planner.transformer(
         name=name,
@@ -68,9 +75,7 @@ def workload(name: str) -> planner.Workload:
         length=LENGTH,
         vocabulary=128_256,
         dtype="bfloat16",
-        num_key_value_heads=8,
-        gated=True,
-        flash=True,
+        **{"num_key_value_heads": 8, "gated": True, "flash": True, **other},
     )
 
 

@@ -135,14 +135,25 @@ def test_the_largest_logits_are_chosen_unless_told_otherwise():
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_half_precision_is_that_of_the_layers():
+def test_keys_and_values_have_the_precision_of_their_layers():
     dtype = "mixed_bfloat16"
     model = decoder(
         lambda: layers.MultiHeadAttention(2, 4, dtype=dtype), dtype=dtype, tied=True
     )
-    tfgpipe.pipeline(model, num_stages=3, num_microbatches=1).generate(
-        PROMPTS, max_length=LENGTH
+    model = tfgpipe.pipeline(model, num_stages=3, num_microbatches=1)
+    assert {node.attr["T"].type for node in stored(model)} == {
+        tf.bfloat16.as_datatype_enum
+    }
+
+
+def stored(model):
+    """Returns the operations that store keys and values."""
+    model.generate(PROMPTS, max_length=LENGTH + 1)  # What is checked once.
+    graphs = executed.partition_graphs(
+        lambda: model.generate(PROMPTS, max_length=LENGTH)
     )
+    nodes = (node for graph in graphs for node in graph.node)
+    return [node for node in nodes if node.op == "TensorScatterUpdate"]
 
 
 @pytest.mark.parametrize(("start", "experts"), [(None, 1), (0, 1), (None, 4)], ids=str)
@@ -162,12 +173,6 @@ def test_the_trainers_decoders(start, experts):
 
 def test_keys_and_values_are_on_the_devices_of_their_stages():
     model = tfgpipe.pipeline(decoder(), num_stages=3, num_microbatches=1)
-    model.generate(PROMPTS, max_length=LENGTH + 1)  # What is checked once.
-    graphs = executed.partition_graphs(
-        lambda: model.generate(PROMPTS, max_length=LENGTH)
-    )
-    nodes = [node for graph in graphs for node in graph.node]
-    stored = [n.device[-5:] for n in nodes if n.op == "TensorScatterUpdate"]
     expected = [
         f"CPU:{stage.index}"
         for stage in model.stages
@@ -175,7 +180,7 @@ def test_keys_and_values_are_on_the_devices_of_their_stages():
         if isinstance(layer, layers.MultiHeadAttention)
         for _ in ("keys", "values")
     ]
-    assert sorted(stored) == expected
+    assert sorted(node.device[-5:] for node in stored(model)) == expected
 
 
 def test_weights_are_those_of_the_moment():

@@ -41,6 +41,8 @@ class Decoder:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._whole = whole_values(pipeline.captured.graph)
+        # By stage and by what they are called on, so that parts of one size share them.
+        self._runs: dict[tuple[int, bool, int], Any] = {}
         self._weights = []
         for stage, device in zip(
             pipeline.stages, pipeline.strategy.primary_devices, strict=True
@@ -88,15 +90,7 @@ class Decoder:
         values = _inputs(pipeline, tokens)
         devices = pipeline.strategy.primary_devices
         for k, stage in enumerate(pipeline.stages):
-            run: Any = _StageRun(stage, positions, self._whole)
-            compiles = pipeline.options.on(devices[k]).compiles_functions
-            if compiles and not tf.executing_eagerly():
-                # Logits of a prompt are computed only if they are returned.
-                later = (x.segment.input_ids for x in pipeline.stages[k + 1 :])
-                read = {i for ids in later for i in ids}
-                if positions.index is not None:
-                    read.update(pipeline.captured.graph.output_ids)
-                run = functions.compiled(dataclasses.replace(run, read=read))
+            run = self._stage_run(k, positions)
             given = {i: values[i] for i in stage.segment.input_ids}
             cache = caches[k] if caches else []
             with tf.device(devices[k]), keras_internals.calls.without_autocast():
@@ -104,6 +98,25 @@ class Decoder:
             values |= found
             stored.append(cache)
         return values, stored
+
+    def _stage_run(self, k: int, positions: Positions) -> Any:
+        """Returns the function of a stage, compiled where its pipeline compiles."""
+        pipeline = self._pipeline
+        run = _StageRun(
+            pipeline.stages[k], positions.length, positions.stores, self._whole
+        )
+        device = pipeline.strategy.primary_devices[k]
+        if tf.executing_eagerly() or not pipeline.options.on(device).compiles_functions:
+            return run
+        key = k, positions.index is None, positions.length
+        if key not in self._runs:
+            # Logits of a prompt are computed only if they are returned.
+            later = (x.segment.input_ids for x in pipeline.stages[k + 1 :])
+            read = {i for ids in later for i in ids}
+            if positions.index is not None:
+                read.update(pipeline.captured.graph.output_ids)
+            self._runs[key] = functions.compiled(dataclasses.replace(run, read=read))
+        return self._runs[key]
 
 
 def tokens_id(pipeline: Pipeline) -> int:
@@ -124,13 +137,15 @@ class _StageRun:
 
     Attributes:
         stage: The stage.
-        positions: The positions.
+        length: L, the number of positions that are stored.
+        stores: False to call layers as they are.
         whole: Ids of the values that are of all positions even so.
         read: Ids of the values to return; None for all.
     """
 
     stage: Stage
-    positions: Positions
+    length: int
+    stores: bool
     whole: frozenset[int]
     read: Collection[int] | None = None
 
@@ -160,7 +175,7 @@ class _StageRun:
     def _run(
         self, values: Values, caches: Sequence[Cache], index: tf.Tensor | None
     ) -> tuple[Values, list[Cache]]:
-        positions = dataclasses.replace(self.positions, index=index)
+        positions = Positions(index, self.length, self.stores)
         stored: list[Cache] = []
         for call in self.stage.segment.calls:
             args, kwargs = self._arguments(call, values, index)

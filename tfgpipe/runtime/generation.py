@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from tfgpipe._compat.keras_internals import calls as keras_calls
 from tfgpipe._util import stage_spans
-from tfgpipe.runtime.decoder import Caches, Decoder, is_padding_mask, whole_values
+from tfgpipe.runtime.decoder import (
+    Caches,
+    Decoder,
+    is_padding_mask,
+    tokens_id,
+    whole_values,
+)
 from tfgpipe.runtime.pipeline import Pipeline
 
 # From logits to tokens. # [B, V] to [B]
@@ -186,8 +192,7 @@ class _Loop:
 
 def _length(pipeline: Pipeline) -> int | None:
     """Returns the number of positions, if the model takes no other."""
-    specs, graph = pipeline.captured.specs, pipeline.captured.graph
-    return specs[graph.input_ids[0]].shape[1]
+    return pipeline.captured.specs[tokens_id(pipeline)].shape[1]
 
 
 def _check_model(pipeline: Pipeline) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.llama_plans import workload
 from tfgpipe.planner.transformers import transformer
 
 SIZES = {
@@ -35,46 +36,18 @@ def test_sizes_that_no_transformer_has_are_refused(wrong, words):
         transformer(**{**SIZES, **wrong})
 
 
-# Of Llama 3, table 3 (Grattafiori et al. 2024).
-LLAMA = {
-    "8B": (32, 4096, 14336, 32),
-    "70B": (80, 8192, 28672, 64),
-    "405B": (126, 16384, 53248, 128),
-}
-
-
-def llama(name, **other):
-    num_layers, width, mlp_width, num_heads = LLAMA[name]
-    return transformer(
-        name=name,
-        num_layers=num_layers,
-        width=width,
-        mlp_width=mlp_width,
-        num_heads=num_heads,
-        vocabulary=128_256,
-        **{
-            "length": 8192,
-            "dtype": "bfloat16",
-            "num_key_value_heads": 8,
-            "gated": True,
-            "flash": True,
-            **other,
-        },
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "billions"), [("8B", 8.03), ("70B", 70.55), ("405B", 405.85)]
 )
 def test_parameters_are_those_of_llama(name, billions):
     """As counted in the published checkpoints."""
-    count = sum(layer.weights.count for layer in llama(name).layers)
+    count = sum(layer.weights.count for layer in workload(name).layers)
     assert count / 1e9 == pytest.approx(billions, rel=1e-3)
 
 
 def test_flops_are_those_that_training_is_measured_by():
     """6 for each weight of a matrix, and 12 n w for attention, a token."""
-    model = llama("70B", flash=False)
+    model = workload("70B", flash=False)
     flops = sum(layer.flops.forward + layer.flops.backward for layer in model.layers)
     embedding = 128_256 * 8192
     weights = sum(layer.weights.count for layer in model.layers) - embedding
@@ -84,7 +57,7 @@ def test_flops_are_those_that_training_is_measured_by():
 
 def test_grouped_queries_save_two_tensors_of_a_narrower_width():
     block, plain = (
-        llama("70B", num_key_value_heads=heads).layers[1] for heads in (8, 64)
+        workload("70B", num_key_value_heads=heads).layers[1] for heads in (8, 64)
     )
     narrower = 2 * 8192 * (8192 - 8 * 128) * 2
     assert plain.tensors.saved - block.tensors.saved == narrower
@@ -92,7 +65,7 @@ def test_grouped_queries_save_two_tensors_of_a_narrower_width():
 
 
 def test_flash_attention_saves_no_scores_and_computes_them_again():
-    block, plain = (llama("8B", flash=flash).layers[1] for flash in (True, False))
+    block, plain = (workload("8B", flash=flash).layers[1] for flash in (True, False))
     scores = 32 * 8192 * 8192 * 2
     assert plain.tensors.saved - block.tensors.saved == 2 * scores
     assert plain.tensors.kept - block.tensors.kept == scores
