@@ -262,9 +262,7 @@ FAMILIES = {
         ),
         exact=False,
     ),
-    "mixtral": Family(
-        _of("MixtralBackbone", **_MIXTURE), exact=False, floatx="float32"
-    ),
+    "mixtral": Family(_of("MixtralBackbone", **_MIXTURE), floatx="float32"),
     "mmdit": Family(_mmdit),
     "opt": Family(_of("OPTBackbone", **_NO_DROPOUT)),
     "phi3": Family(_of("Phi3Backbone", **_GROUPED)),
@@ -277,7 +275,6 @@ FAMILIES = {
             moe_intermediate_dim=6,
             shared_expert_intermediate_dim=6,
         ),
-        exact=False,
         floatx="float32",
     ),
     "resnet": Family(

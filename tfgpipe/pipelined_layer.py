@@ -283,6 +283,7 @@ class PipelinedLayer(keras.layers.Layer):
             self._strategy,
             self.config.stage_options,
             probed=probed,
+            added_losses=self.config.added_losses,
         )
 
     @contextlib.contextmanager
@@ -418,7 +419,8 @@ class PipelinedLayer(keras.layers.Layer):
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with keras_internals.calls.without_autocast():
-            result = pipeline.run(given, schedule=self._gpipe(), training=training)
+            coupled = pipeline.with_coupled_layers(training=training)
+            result = coupled.run(given, schedule=self._gpipe(), training=training)
             for update in result.updates:
                 update.variable.assign(update.value)
         if training:

@@ -94,6 +94,7 @@ class Pipelining(Hyperparams):
         help="Compile stages with XLA; auto: on CPUs only elementwise operations.",
     )
     batch_norm: Literal["microbatch", "deferred"] = _option("batch_norm")
+    added_losses: Literal["mini_batch", "microbatch"] = _option("added_losses")
     offload: bool = field(
         default=False, help="Microbatches wait for their backward on the host."
     )
@@ -179,6 +180,7 @@ class Pipelining(Hyperparams):
                 remat=self.remat,
                 jit_compile=jit_compile[self.jit_compile],
                 batch_norm=self.batch_norm,
+                added_losses=self.added_losses,
                 offload_optimizer=self.offload_optimizer,
                 transfer_dtype=None
                 if self.transfer_dtype == "none"

@@ -97,7 +97,7 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
     _check_one_replica(experiment, "settings are tried")
     fixed = (
         *("memory_limit", "device_speeds", "transfer_dtype"),
-        *("jit_compile", "batch_norm", "offload_optimizer", "dtype"),
+        *("jit_compile", "batch_norm", "added_losses", "offload_optimizer", "dtype"),
     )
     tuned = tfgpipe.tune(
         model,

@@ -312,6 +312,7 @@ def test_the_configuration_is_what_was_given():
         "dtype": None,
         "jit_compile": False,
         "batch_norm": "deferred",
+        "added_losses": "mini_batch",
         "offload_optimizer": False,
         "devices": None,
         "schedule": "zero_bubble",

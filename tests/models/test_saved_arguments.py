@@ -48,6 +48,7 @@ def pipelined(**arguments: Any) -> list[Callable[[], Arguments]]:
         "remat": "layer",
         "jit_compile": False,
         "batch_norm": "deferred",
+        "added_losses": "microbatch",
         "offload_optimizer": True,
         "transfer_dtype": "bfloat16",
         "devices": ["CPU:1", "CPU:3"],

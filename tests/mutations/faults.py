@@ -995,7 +995,7 @@ PROBES = (
     ),
     Fault(
         "layers are probed with the weights that they start with",
-        "tfgpipe/runtime/layer_probes.py",
+        "tfgpipe/runtime/traced_calls.py",
         "if not variable.trainable and keras_internals.variables.is_initialized(",
         "if keras_internals.variables.is_initialized(",
         (
@@ -1005,7 +1005,7 @@ PROBES = (
     ),
     Fault(
         "layers are probed in inference alone",
-        "tfgpipe/runtime/layer_probes.py",
+        "tfgpipe/runtime/traced_calls.py",
         "Interpreter(segment, keys, training=training)",
         "Interpreter(segment, keys, training=False)",
         (
@@ -1025,7 +1025,7 @@ PROBES = (
     ),
     Fault(
         "batch normalization inside a layer counts as mixing",
-        "tfgpipe/runtime/layer_probes.py",
+        "tfgpipe/runtime/traced_calls.py",
         '{"trainable": False}',
         "{}",
         (
@@ -1192,6 +1192,46 @@ STATE = (
         (
             "tests/models/test_coupled_losses.py::"
             "test_the_oracle_of_microbatches_says_the_same",
+        ),
+    ),
+    Fault(
+        "the examples of a loss's probe differ by chance alone",
+        "tfgpipe/runtime/loss_probes.py",
+        "return tf.cast(noise * growing, dtype)",
+        "return tf.cast(noise, dtype)",
+        (
+            "tests/models/test_coupled_layers.py::"
+            "test_beside_a_loss_of_the_model_that_couples_examples",
+        ),
+    ),
+    Fault(
+        "an added loss that couples examples has no gradient",
+        "tfgpipe/runtime/loss_pipeline.py",
+        "            grads=grads,\n",
+        "            grads={},\n",
+        (
+            "tests/models/test_coupled_layers.py::"
+            "test_the_balance_of_experts_is_that_of_the_mini_batch",
+        ),
+    ),
+    Fault(
+        "a cut is where examples have been put together already",
+        "tfgpipe/graph/batch_cuts.py",
+        "any(given) or len(_batch_axes(x, twins)) != 1",
+        "len(_batch_axes(x, twins)) != 1",
+        (
+            "tests/models/test_coupled_layers.py::"
+            "test_other_losses_that_couple_examples",
+        ),
+    ),
+    Fault(
+        "the loss of a cut is not compared with the loss",
+        "tfgpipe/runtime/coupled_layers.py",
+        "    if not same_cut or not np",
+        "    if not np",
+        (
+            "tests/models/test_coupled_layers.py::"
+            "test_what_cannot_be_traced_back_is_said",
         ),
     ),
     Fault(

@@ -9,7 +9,7 @@ from tests.models.test_keras_hub import (
     CAUSAL,
     DOUBLE,
     SINGLE,
-    assert_balance_is_named,
+    assert_balance_is_exact,
     assert_exact,
     assert_tokens,
 )
@@ -37,8 +37,8 @@ def test_rwkv7_is_exact():
     assert not result.warnings
 
 
-def test_the_balance_of_experts_is_named_and_that_of_microbatches_exact():
-    assert_balance_is_named("qwen_moe")
+def test_the_balance_of_experts_is_that_of_the_mini_batch():
+    assert_balance_is_exact("qwen_moe")
 
 
 def test_embeddings_that_depend_on_the_batch_size_are_named():

@@ -119,7 +119,15 @@ class Interpreter:
                 self._training is not None
             ):
                 kwargs["training"] = self._training
+            before = len(scope.losses)
             outputs = keras.tree.flatten(call.layer(*args, **kwargs))
+            if call.extra is not None:
+                examples = values[call.extra.batch_id]
+                assert examples is not None  # Layers have taken it.
+                rows = examples.shape[0] or tf.shape(examples)[0]
+                remaining, extra = call.extra.read(scope.losses[before:], rows)
+                scope.losses[before:] = remaining
+                outputs += extra
             values.update(zip(call.output_ids, outputs, strict=True))
             added = len(scope.losses) - len(scope.loss_calls)
             scope.loss_calls += [index] * added

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,21 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExtraOutputs:
+    """Values that a call returns beside those of its layer, in place of losses.
+
+    Attributes:
+        read: Function from the losses that the layer has added, and the number of
+            examples, to those that remain, and the values. Calls with one function and
+            equal layers return the same.
+        batch_id: Id of an input of the call that has an example in each row.
+    """
+
+    read: Callable[[Sequence[Any], Any], tuple[list[Any], list[Any]]]
+    batch_id: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
     """One use of a layer.
 
@@ -43,6 +58,7 @@ class Call:
         kwargs: Its keyword arguments, with a `Value` for each tensor.
         input_ids: Ids of the values in the arguments, each once.
         output_ids: Ids of the values that it returns, in flat order.
+        extra: Values that it returns after those, if any.
     """
 
     layer: Any
@@ -50,6 +66,7 @@ class Call:
     kwargs: Mapping[str, Any]
     input_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
+    extra: ExtraOutputs | None = None
 
 
 @dataclasses.dataclass(frozen=True)

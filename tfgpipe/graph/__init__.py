@@ -1,6 +1,7 @@
 """Analysis, rewriting and splitting of traced graphs; it knows no layers."""
 
 __all__ = [
+    "batch_cuts",
     "eager_run",
     "flops",
     "joint_graph",

@@ -35,6 +35,7 @@ from tfgpipe.schedules import Schedule, SchedulePolicy
 
 if TYPE_CHECKING:
     from tfgpipe.partition.profiles import PlanSettings
+    from tfgpipe.runtime.coupled_layers import AddedLosses
     from tfgpipe.stage import Codec, StageOptions, normalization
     from tfgpipe.stage.codecs import CodecLike
 
@@ -70,6 +71,7 @@ class LayerOptions(_Options, total=False):
 
     jit_compile: JitCompile
     batch_norm: normalization.BatchNorm
+    added_losses: AddedLosses
     offload_optimizer: bool
     devices: Sequence[str] | None
     dtype: Any
@@ -97,6 +99,14 @@ def _find_batch_norm(value: Any) -> normalization.BatchNorm:
     choices = get_args(normalization.BatchNorm)
     found: normalization.BatchNorm
     found = argument_checks.check_choice("batch_norm", value, choices)
+    return found
+
+
+def _find_added_losses(value: Any) -> AddedLosses:
+    from tfgpipe.runtime import coupled_layers
+
+    choices = get_args(coupled_layers.AddedLosses)
+    found: AddedLosses = argument_checks.check_choice("added_losses", value, choices)
     return found
 
 
@@ -168,6 +178,11 @@ class PipelineConfig(StepConfig):
             statistics, or `"deferred"` for once a step, by those of the whole
             mini-batch, as they do unpipelined.
             (`tfgpipe.layers.DeferredBatchNormalization` does always.)
+        added_losses: Examples of which a loss is taken that a layer adds and that
+            couples them, as one does that balances experts: those of the
+            `"mini_batch"`, as unpipelined, for which a step of a `PipelinedModel` first
+            runs all forwards; or those of each `"microbatch"`, of which the mean is
+            taken, as gradient accumulation does. Other losses are exact anyway.
         offload_optimizer: True to have the optimizer's slots in the memory of the host,
             which then computes the updates (Ren et al. 2021, "ZeRO-Offload", section
             3). For one replica.
@@ -196,6 +211,7 @@ class PipelineConfig(StepConfig):
     transfer_dtype: Codec = option(_find_codec, None, save=saved("save_codec"))
     jit_compile: JitCompile = option(_find_jit_compile, "auto")
     batch_norm: normalization.BatchNorm = option(_find_batch_norm, "microbatch")
+    added_losses: AddedLosses = option(_find_added_losses, "mini_batch")
     offload_optimizer: bool = option(_find_offload_optimizer, False)
     devices: tuple[str, ...] | None = option(
         argument_checks.check_device_names, None, save=_as_list

@@ -169,7 +169,8 @@ class CoupledLossPipeline:
         training: bool,
     ) -> tuple[Any, StepResult, tf.Tensor | None]:
         """Returns the outputs of the mini-batch, what else forwards give, and sums."""
-        step = self._pipeline.begin(
+        coupled = self._pipeline.with_coupled_layers(training=training)
+        step = coupled.pipeline.begin(
             inputs,
             schedule=schedule,
             training=training,
@@ -177,7 +178,7 @@ class CoupledLossPipeline:
             evaluates=True,
         )
         executor = Executor(step)
-        result = executor.forward(inputs)
+        result = coupled.with_losses(executor.forward(inputs))
         found = {**step.passed_through(inputs), **result.outputs}
         outputs = self._pipeline.nest_outputs(found)
         with self._on_last_device():

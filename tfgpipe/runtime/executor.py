@@ -150,6 +150,7 @@ class Executor:
         loss: TensorKey,
         loss_grad: tf.Tensor,
         added_loss_grad: tf.Tensor,
+        grads: Tensors | None = None,
     ) -> TrainStepResult:
         """Emits all actions, in the order of the schedule.
 
@@ -159,11 +160,15 @@ class Executor:
             loss_grad: The gradient of the loss, and of the losses that layers add and
                 that are sums.
             added_loss_grad: The gradient of those that are means.
+            grads: Gradients of other values, `[B, ...]` each.
         """
         self._split_inputs(inputs)
         last = self._runs[-1].device
         first_grad = small_functions.run_on(last, tf.expand_dims, loss_grad, 0)
-        self._grads = [{loss: [first_grad]} for _ in self._values]
+        self._grads = [
+            {loss: [first_grad], **{key: [tensor] for key, tensor in row.items()}}
+            for row in self._split_values(grads or {}, self.step.producers)
+        ]
         self._mean_loss_grad, self._summed_loss_grad = added_loss_grad, loss_grad
         for run in self._runs:
             run.begin_backward()

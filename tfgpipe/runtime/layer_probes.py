@@ -14,11 +14,9 @@ a model that would train: what it could not find out is a warning.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import warnings
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,32 +25,28 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe._compat import functions, keras_internals
+from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap
 from tfgpipe.capture import (
     Call,
-    Interpreter,
     Segment,
-    TensorKey,
-    TracingScope,
     Value,
-    layer_variables,
-    stack_losses,
     tracer,
 )
 from tfgpipe.graph import eager_run
-from tfgpipe.runtime import probe_inputs
 from tfgpipe.runtime.probes import FailedProbe, Probe, verdicts
-from tfgpipe.stage import normalization
+from tfgpipe.runtime.traced_calls import (
+    BATCH,
+    UNKNOWN_SIZE,
+    TracedCall,
+    probe_value,
+    variables_of,
+)
 
-# Examples that a layer is probed on, and half of them.
-_BATCH, _HALF = 6, 3
-# In place of other unknown sizes: layers that work on a sequence in chunks need
-# powers of two. If a layer takes no such size, those of its weights are tried.
-_UNKNOWN_SIZE = 8
+# Half of the examples that a layer is probed on.
+_HALF = BATCH // 2
+# The largest size of a weight that is tried in place of an unknown one.
 _MOST_SIZE = 1024
-# Weights of more entries are narrow: see `tfgpipe.graph.eager_run`.
-_LARGE = 2**16
 # Layers of Keras that mix examples, or hold anything.
 _UNKNOWN_LAYERS = (
     keras.Model,
@@ -95,6 +89,7 @@ class LayerVerdict:
         input_shape: The shape of its first input in the probe.
         output_shapes: The shapes of its outputs.
         output_shapes_of_half: Shapes for half of the examples.
+        unknown_size: The size in place of those that are not known.
     """
 
     name: str
@@ -103,6 +98,13 @@ class LayerVerdict:
     input_shape: tuple[int, ...]
     output_shapes: list[tuple[int, ...]]
     output_shapes_of_half: list[tuple[int, ...]]
+    unknown_size: int
+
+    @property
+    def coupled_losses(self) -> tuple[int, ...]:
+        """Indices of the losses that are neither means nor sums over examples."""
+        each = enumerate(self.losses)
+        return tuple(i for i, loss in each if not (loss.is_mean or loss.is_sum))
 
     @property
     def broadcasts(self) -> bool:
@@ -112,7 +114,7 @@ class LayerVerdict:
     @property
     def changes_batch_size(self) -> bool:
         """True if the first axis of an output is neither the batch size nor 1."""
-        return any(x[:1] not in ((1,), (_BATCH,)) for x in self.output_shapes)
+        return any(x[:1] not in ((1,), (BATCH,)) for x in self.output_shapes)
 
     @property
     def repeats_batch_size(self) -> bool:
@@ -216,10 +218,12 @@ def summed_losses(
     *,
     training: bool,
     num_microbatches: int,
+    warns: bool,
 ) -> IdentityMap[Call, tuple[bool, ...]]:
     """Returns for each loss that a call adds whether it is a sum over examples.
 
     Others are means over examples, or depend on none. Warns of those that are neither.
+    Losses of which a call returns a cut are left out.
 
     Args:
         captured: The model, on symbolic tensors.
@@ -227,20 +231,24 @@ def summed_losses(
         known: Results of `check_batch_independence`. Other kinds are probed now.
         training: True to run layers as in training.
         num_microbatches: M.
+        warns: True to warn of losses that are neither means nor sums.
     """
     adding = IdentityMap((call, None) for call in calls)
     kinds: IdentityMap[Call, Hashable] = IdentityMap()
     probes: dict[Hashable, Probe[Any, LayerVerdict | tuple[bool, ...]]] = {}
+    exact: set[Hashable] = set()  # Kinds whose coupled losses are taken of a cut.
     for position, call in enumerate(captured.graph.calls):
         if call in adding:
             inputs = [captured.specs[number] for number in call.input_ids]
-            kinds[call] = kind = _layer_kind(call, inputs)
+            kinds[call] = kind = kind_of(call, inputs)
             segment = captured.graph.segment(slice(position, position + 1))
             given = known.get((kind, training))
             try_it = functools.partial(
                 _probe_losses, segment, inputs, given, training=training
             )
             probes.setdefault(kind, Probe((kind, segment), call.layer.name, try_it))
+            if call.extra is not None:
+                exact.add(kind)
     flags: dict[Hashable, tuple[bool, ...]] = {}
     for (kind, segment), verdict in verdicts(
         probes.values(),
@@ -253,8 +261,12 @@ def summed_losses(
             inputs = [captured.specs[number] for number in segment.input_ids]
             flags[kind] = _trace_losses(segment, inputs, training=training)
         elif isinstance(verdict, LayerVerdict):
-            flags[kind] = tuple(loss.is_summed for loss in verdict.losses)
-            _warn_of_losses(verdict, num_microbatches)
+            cut = verdict.coupled_losses if kind in exact else ()
+            flags[kind] = tuple(
+                loss.is_summed for i, loss in enumerate(verdict.losses) if i not in cut
+            )
+            if warns and kind not in exact:
+                _warn_of_losses(verdict, num_microbatches)
         else:
             flags[kind] = verdict
     return IdentityMap((call, flags[kind]) for call, kind in kinds.items())
@@ -280,18 +292,18 @@ def _probe_losses(
 
 def _warn_of_losses(verdict: LayerVerdict, num_microbatches: int) -> None:
     """Warns of losses that are neither means nor sums over examples."""
-    for loss in verdict.losses:
-        if not (loss.is_mean or loss.is_sum):
-            warnings.warn(
-                f"Layer '{verdict.name}' adds a loss that is no mean or sum over the "
-                "examples of a batch, and a pipeline takes the "
-                f"{'sum' if loss.is_summed else 'mean'} of those of the microbatches. "
-                f"Received num_microbatches={num_microbatches}: the loss differs "
-                "from that of the unpipelined model, and so does training. Of a "
-                "product of means, as for the balance of experts, fewer "
-                "microbatches are closer, and `num_microbatches=1` is exact.",
-                stacklevel=3,
-            )
+    for i in verdict.coupled_losses:
+        warnings.warn(
+            f"Layer '{verdict.name}' adds a loss that is no mean or sum over the "
+            "examples of a batch, and it could not be traced back to values for each "
+            "example: a pipeline takes the "
+            f"{'sum' if verdict.losses[i].is_summed else 'mean'} of those of the "
+            f"microbatches. Received num_microbatches={num_microbatches}: the loss "
+            "differs from that of the unpipelined model, and so does training. Of a "
+            "product of means, as for the balance of experts, fewer microbatches are "
+            "closer, and `num_microbatches=1` is exact.",
+            stacklevel=3,
+        )
 
 
 def _keeps_size(captured: tracer.CapturedModel, ids: Sequence[int]) -> bool:
@@ -309,7 +321,7 @@ def _layers_to_probe(
         keeps_size = _keeps_size(captured, [*call.input_ids, *call.output_ids])
         if keeps_size and _is_known(call, inputs):
             continue
-        kind = _layer_kind(call, inputs)
+        kind = kind_of(call, inputs)
         if kind not in seen:
             seen.add(kind)
             segment = captured.graph.segment(slice(position, position + 1))
@@ -330,7 +342,7 @@ def _is_known(call: Call, inputs: Sequence[keras.KerasTensor]) -> bool:
     )
 
 
-def _layer_kind(call: Call, given: Sequence[keras.KerasTensor]) -> Hashable:
+def kind_of(call: Call, given: Sequence[keras.KerasTensor]) -> Hashable:
     """Returns a key that is equal for layers that treat examples alike."""
     arguments = keras.tree.map_structure(
         lambda leaf: "tensor" if isinstance(leaf, Value) else leaf,
@@ -353,72 +365,6 @@ def _class_and_config(layer: Any) -> Hashable:
         return (type(layer),)
 
 
-class _TracedCall:
-    """A call of a layer as a graph, without its gradient.
-
-    Args:
-        segment: The call.
-        given: Its inputs.
-        batch_size: The number of examples; None for any.
-        unknown_size: In place of other sizes that are not known.
-        training: True to run the layer as in training.
-
-    Attributes:
-        loss_shapes: The shapes of the losses that it adds.
-    """
-
-    def __init__(
-        self,
-        segment: Segment,
-        given: Sequence[keras.KerasTensor],
-        batch_size: int | None,
-        unknown_size: int,
-        *,
-        training: bool,
-    ) -> None:
-        keys = [TensorKey(number) for number in segment.input_ids]
-        interpreter = Interpreter(segment, keys, training=training)
-        self.variables = _variables(segment)
-        self._specs = [
-            tf.TensorSpec(
-                [batch_size, *(unknown_size if n is None else n for n in x.shape[1:])],
-                x.dtype,
-            )
-            for x in given
-        ]
-
-        def build() -> None:
-            self._inputs = list(map(_placeholder, self._specs))
-            self._values = list(map(_placeholder, self.variables))
-            values = zip(self.variables, self._values, strict=True)
-            with TracingScope(values, None) as scope, _frozen_batch_norms(segment):
-                made = interpreter.run(self._inputs)
-            self._outputs = [x for x in made.values() if x is not None]
-            self.loss_shapes = [loss.shape for loss in scope.losses]
-            self._loss_values = stack_losses(scope.losses)
-
-        with tf.init_scope(), tf.device(None):
-            functions.trace_graph(build)
-
-    def inputs(self) -> list[tf.Tensor]:
-        """Returns examples, of which none has what its neighbours have."""
-        return list(map(_probe_batch, self._specs))
-
-    def __call__(
-        self,
-        inputs: Sequence[tf.Tensor],
-        values: Sequence[tf.Tensor | eager_run.Narrow],
-        draw: eager_run.Draw,
-    ) -> tuple[list[np.ndarray], Any]:
-        """Returns the outputs, and the losses that it adds, `[n]`."""
-        names = [x.name for x in (*self._inputs, *self._values)]
-        arguments = dict(zip(names, (*inputs, *values), strict=True))
-        losses = [] if self._loss_values is None else [self._loss_values]
-        made = eager_run.run([*self._outputs, *losses], arguments, draw)
-        arrays = [x.numpy() for x in made]
-        return arrays[: len(self._outputs)], (arrays[-1] if losses else np.zeros(0))
-
-
 def _probe(
     segment: Segment, given: Sequence[keras.KerasTensor], *, training: bool
 ) -> Found:
@@ -427,11 +373,11 @@ def _probe(
     It is traced for any number of examples if it can be, and with an unknown size that
     it takes.
     """
-    sizes = [_UNKNOWN_SIZE]
+    sizes = [UNKNOWN_SIZE]
     if any(None in x.shape[1:] for x in given):
-        own = {n for v in _variables(segment) for n in v.shape}
+        own = {n for v in variables_of(segment) for n in v.shape}
         sizes += sorted(n for n in own if n <= _MOST_SIZE)
-    batches: list[list[int | None]] = [[None], [_BATCH, _HALF]]
+    batches: list[list[int | None]] = [[None], [BATCH, _HALF]]
     failures = []
     for size, batch_sizes in itertools.product(sizes, batches):
         traces = [(n, size) for n in batch_sizes]
@@ -451,11 +397,11 @@ def _try(
     training: bool,
 ) -> LayerVerdict:
     """Traces and runs a layer, and returns what that tells."""
-    traced = [_TracedCall(segment, given, *each, training=training) for each in sizes]
+    traced = [TracedCall(segment, given, *each, training=training) for each in sizes]
     whole, half = traced[0], traced[-1]
     draws = eager_run.RandomDraws()
     with tf.init_scope():
-        inputs, values = whole.inputs(), list(map(_probe_value, whole.variables))
+        inputs, values = whole.examples(), list(map(probe_value, whole.variables))
         outputs, losses = whole(inputs, values, draws.for_run())
         verdict = LayerVerdict(
             _name(segment),
@@ -464,23 +410,24 @@ def _try(
             input_shape=tuple(inputs[0].shape),
             output_shapes=[x.shape for x in outputs],
             output_shapes_of_half=[],
+            unknown_size=sizes[0][1],
         )
         if verdict.changes_batch_size:
             return verdict
 
         def part(some: Sequence[Any], rows: slice) -> list[Any]:
-            return [x[rows] if len(x) == _BATCH else x for x in some]
+            return [x[rows] if len(x) == BATCH else x for x in some]
 
         first, last = slice(_HALF), slice(_HALF, None)
         of_half, of_first = half(part(inputs, first), values, draws.for_run())
-        mixes = not _nearly_equal(part(outputs, first), of_half)
+        mixes = not nearly_equal(part(outputs, first), of_half)
         for scale in (5, -5):
             changed = [
                 tf.concat([_different_examples(x[first], scale), x[last]], axis=0)
                 for x in inputs
             ]
             of_changed, _ = whole(changed, values, draws.for_run())
-            mixes |= not _nearly_equal(part(outputs, last), part(of_changed, last))
+            mixes |= not nearly_equal(part(outputs, last), part(of_changed, last))
         total = of_first
         if len(losses):
             rest = part(inputs, last)
@@ -504,11 +451,12 @@ def _try(
     )
 
 
-def _have_batch_axis(whole: _TracedCall, half: _TracedCall) -> list[bool]:
+def _have_batch_axis(whole: TracedCall, half: TracedCall) -> list[bool]:
     """Returns for each loss True if an axis is as long as the batch, or unknown."""
+    shapes = ([loss.shape for loss in each.losses] for each in (whole, half))
     return [
         a != b or bool(a.rank and not a.is_fully_defined())
-        for a, b in zip(whole.loss_shapes, half.loss_shapes, strict=True)
+        for a, b in zip(*shapes, strict=True)
     ]
 
 
@@ -518,8 +466,8 @@ def _trace_losses(
     """Returns for each loss True if it has a batch axis; the layer cannot be run."""
 
     def shapes() -> list[bool]:
-        trace = functools.partial(_TracedCall, segment, given, training=training)
-        sizes = ((_BATCH, _UNKNOWN_SIZE), (_HALF, _UNKNOWN_SIZE))
+        trace = functools.partial(TracedCall, segment, given, training=training)
+        sizes = ((BATCH, UNKNOWN_SIZE), (_HALF, UNKNOWN_SIZE))
         return _have_batch_axis(*(trace(*each) for each in sizes))
 
     found = Probe(None, _name(segment), shapes).verdict()
@@ -540,7 +488,7 @@ def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
             "Outputs of microbatches are put together along the first axis. Layer "
             f"'{name}' makes another axis as long as the batch, which gives outputs "
             f"of the model a wrong shape. Received outputs of shapes {shapes} of a "
-            f"mini-batch of {_BATCH}. Keep the layer outside the pipeline, or use "
+            f"mini-batch of {BATCH}. Keep the layer outside the pipeline, or use "
             "`num_microbatches=1`."
         )
 
@@ -548,60 +496,6 @@ def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
 def _name(segment: Segment) -> str:
     """Returns the name of the layer, the first of several."""
     return str(segment.calls[0].layer.name)
-
-
-def _variables(segment: Segment) -> list[keras.Variable]:
-    return [v for some in layer_variables(segment.layers) for v in some]
-
-
-def _placeholder(spec: Any) -> tf.Tensor:
-    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
-
-
-def _frozen_batch_norms(segment: Segment) -> contextlib.AbstractContextManager[None]:
-    """Has batch normalizations take their moving averages, for a while."""
-
-    def frozen(norm: Any) -> type:
-        return type(type(norm).__name__, (type(norm),), {"trainable": False})
-
-    norms = normalization.batch_norms(segment.layers)
-    return keras_internals.substitution.as_subclasses(norms, frozen)
-
-
-def _probe_value(variable: keras.Variable) -> tf.Tensor | eager_run.Narrow:
-    """Returns a value of a variable: a random one, not its own, of a weight.
-
-    Where weights start small or at zero, as those that choose experts do, their layer
-    hardly depends on its inputs yet.
-    """
-    if not variable.trainable and keras_internals.variables.is_initialized(variable):
-        return probe_inputs.example_variable_value(variable)
-    shape = tuple(variable.shape)
-    if (
-        len(shape) < 2
-        or math.prod(shape) < _LARGE
-        or shape[-1] <= eager_run.NUM_COLUMNS
-    ):
-        return probe_inputs.example_value(variable)
-    columns = probe_inputs.example_value(
-        variable, shape=(*shape[:-1], eager_run.NUM_COLUMNS)
-    )
-    return eager_run.Narrow(columns, len(shape) - 1, shape[-1])
-
-
-def _probe_batch(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns examples of which none has what its neighbours have."""
-    shape = [_BATCH, *spec.shape[1:]]
-    noise = probe_inputs.example_tensor(
-        tf.TensorSpec(shape, spec.dtype), unknown_size=_UNKNOWN_SIZE
-    )
-    if spec.dtype.is_floating:
-        return noise
-    number = tf.reshape(tf.range(_BATCH) % 2, [-1, *[1] * (len(shape) - 1)])
-    numbers = tf.broadcast_to(number, shape)
-    if spec.dtype == tf.string:
-        return tf.strings.as_string(numbers)
-    return tf.cast(numbers, spec.dtype)
 
 
 def _different_examples(examples: tf.Tensor, scale: int) -> tf.Tensor:
@@ -615,7 +509,7 @@ def _different_examples(examples: tf.Tensor, scale: int) -> tf.Tensor:
     return examples + 1
 
 
-def _nearly_equal(some: Sequence[Any], others: Sequence[Any]) -> bool:
+def nearly_equal(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Returns whether arrays have the same shapes and nearly the same values."""
     return all(
         np.shape(a) == np.shape(b)

@@ -21,12 +21,13 @@ from tfgpipe.capture import Call, CallGraph, TensorKey, Value, input_checks
 from tfgpipe.devices import small_functions
 from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
+from tfgpipe.runtime.coupled_layers import CoupledLayers, add_losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.pipeline import Pipeline
 from tfgpipe.runtime.step import Step
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
-from tfgpipe.stage import OutputMasks, Stage
+from tfgpipe.stage import OutputMasks
 
 
 class LossPipeline:
@@ -69,7 +70,12 @@ class LossPipeline:
             compiled, targets, shapes, num_replicas=num_replicas
         )
         _report_full_batch(self._full_batch_metrics.values(), num_replicas)
-        ids = itertools.count(len(captured.specs))
+        self._coupled = {
+            mode: pipeline.with_coupled_layers(training=mode) for mode in (True, False)
+        }
+        ids = itertools.count(
+            max(len(x.pipeline.captured.specs) for x in self._coupled.values())
+        )
 
         def values_of(structure: Any) -> Any:
             return keras.tree.map_structure(
@@ -91,9 +97,17 @@ class LossPipeline:
             *(graph.output_ids if self._full_batch_metrics else ()),
         )
         call = self._call(captured.output_structure)
-        stages = (*pipeline.stages[:-1], self._last_stage(pipeline, call))
         self._output_masks = OutputMasks(graph, pipeline.strategy.primary_devices[-1])
-        self._pipeline = dataclasses.replace(pipeline, stages=stages)
+        self._pipeline = self._with_loss(pipeline, call, ())
+        # By mode: the pipeline with the loss, of which some layers may return cuts.
+        self._pipelines = {
+            mode: self._with_loss(coupled.pipeline, call, coupled.keys)
+            if coupled.keys
+            else self._pipeline
+            for mode, coupled in self._coupled.items()
+        }
+        if self._coupled[True].keys:
+            _report_coupled(self._coupled[True])
 
     def _call(self, outputs: Any) -> Call:
         """Returns the call of the loss on the outputs."""
@@ -111,18 +125,27 @@ class LossPipeline:
         )
         return Call(self._head, args, {}, input_ids, output_ids)
 
-    def _last_stage(self, pipeline: Pipeline, loss: Call) -> Stage:
-        """Returns the last stage with the call of the loss behind it."""
+    def _with_loss(
+        self, pipeline: Pipeline, loss: Call, keys: Sequence[TensorKey]
+    ) -> Pipeline:
+        """Returns a pipeline with the call of the loss behind the last stage.
+
+        Args:
+            pipeline: The pipeline.
+            loss: The call.
+            keys: Keys of values that are outputs as well.
+        """
         graph, last = pipeline.captured.graph, pipeline.stages[-1]
         new_inputs = [n for n in loss.input_ids if n not in graph.output_ids]
         with_loss = CallGraph(
             (*graph.calls, loss),
             (*graph.input_ids, *new_inputs),
-            (*loss.output_ids, *self._returned[1:]),
+            (*loss.output_ids, *self._returned[1:], *(key.value_id for key in keys)),
         )
         first_call = len(graph.calls) - len(last.segment.calls)
         segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
-        return last.extend(segment, self._compiled.variables)
+        extended = last.extend(segment, self._compiled.variables)
+        return dataclasses.replace(pipeline, stages=(*pipeline.stages[:-1], extended))
 
     def train(
         self,
@@ -151,12 +174,21 @@ class LossPipeline:
             loss_grad = tf.cast(loss_grad, self._head.dtype)
             share = current_strategy().batch_fraction(_first(inputs))
             added_loss_grad = loss_grad * tf.cast(share, loss_grad.dtype)
+        coupled = self._coupled[True]
+        grads: dict[TensorKey, tf.Tensor] = {}
+        if coupled.keys:
+            coupled_loss, grads = coupled.gradients(inputs, schedule, added_loss_grad)
         result = Executor(step, timer).train(
             feeds,
             loss=self._loss,
             loss_grad=loss_grad,
             added_loss_grad=added_loss_grad,
+            grads=grads,
         )
+        if coupled.keys:
+            result = dataclasses.replace(
+                result, loss=add_losses(coupled_loss, result.loss)
+            )
         self._update(result, targets, weights, _first(inputs).shape[0])
         return result
 
@@ -173,7 +205,9 @@ class LossPipeline:
         Returns:
             The loss with the sums that layers add, and the means that they add, if any.
         """
-        returned = (self._loss.value_id, *self._returned)
+        coupled = self._coupled[False]
+        cuts = [key.value_id for key in coupled.keys]
+        returned = (self._loss.value_id, *self._returned, *cuts)
         step, feeds = self._begin(
             inputs, targets, weights, schedule, returned, training=False
         )
@@ -186,7 +220,7 @@ class LossPipeline:
         summed = executor.summed_loss
         if summed is not None:
             loss += tf.cast(summed, loss.dtype)
-        return loss, result.loss
+        return loss, coupled.with_losses(result).loss
 
     def _begin(
         self,
@@ -201,7 +235,7 @@ class LossPipeline:
         """Returns a step that has not run yet, and the tensors to run it on."""
         rows = self._pipeline_inputs(inputs, targets, weights)
         spec = tf.TensorSpec([len(self._reductions)], tf.float64)
-        step = self._pipeline.begin(
+        step = self._pipelines[training].begin(
             rows,
             schedule=schedule,
             training=training,
@@ -339,6 +373,18 @@ def _check_copies(compiled: keras_internals.compiled.CompiledState) -> None:
                 f"metric '{metric.name}', whose variables are on one replica "
                 "alone. Make it inside `with strategy.scope():`, or give its name."
             )
+
+
+def _report_coupled(coupled: CoupledLayers) -> None:
+    """Warns of the cost of losses of layers that couple examples."""
+    warnings.warn(
+        f"Layer '{coupled.first_name}' adds a loss that couples the examples of a "
+        "mini-batch, as one does that balances experts, so a step first runs all "
+        "forwards, for what that loss is made of. That takes about a third of a step "
+        "more, a quarter with recomputation. `added_losses='microbatch'` takes the "
+        "mean of those of the microbatches instead.",
+        stacklevel=4,
+    )
 
 
 def _report_full_batch(metrics: Iterable[str], num_replicas: int) -> None:

@@ -181,7 +181,8 @@ def _needs_full_batch(
 def _probe_batches(targets: Any, outputs: Any, padded: bool) -> list[tuple[Any, Any]]:
     """Returns rows to try a loss or a metric on: all of them, the first, the rest.
 
-    Floats are noise between 0 and 1, and integers 1. Targets and outputs go together
+    Floats are noise between 0 and 1, larger from row to row, so that rows differ by
+    more than chance, and integers 1. Targets and outputs go together
     place by place, so a size that is not known of one is that of the other.
 
     Args:
@@ -201,7 +202,8 @@ def _probe_batches(targets: Any, outputs: Any, padded: bool) -> list[tuple[Any, 
         if not dtype.is_floating:
             return tf.ones(shape, dtype)
         noise = tf.random.stateless_uniform(shape, seed=[next(seeds), 0])
-        return tf.cast(noise, dtype)
+        growing = tf.reshape(tf.linspace(0.1, 1.0, _ROWS), [-1, *[1] * len(sizes[1:])])
+        return tf.cast(noise * growing, dtype)
 
     def with_padding(tensor: tf.Tensor | None) -> tf.Tensor | None:
         if tensor is None or not padded:

@@ -29,6 +29,7 @@ from tfgpipe.capture import (
 from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.remat import Remat
 from tfgpipe.runtime import layer_probes, microbatch
+from tfgpipe.runtime.coupled_layers import AddedLosses, CoupledLayers
 from tfgpipe.runtime.differentiable import DifferentiableStep
 from tfgpipe.runtime.executor import StepResult, Tensors
 from tfgpipe.runtime.stages_held import device_stages
@@ -58,9 +59,12 @@ class Pipeline:
         options: The user's options, to which the devices of stages and the step are
             added.
         probed: Results of the probes, by kind of layer and mode.
+        added_losses: Examples of which added losses that couple them are taken.
         summed_losses: For each loss that a call adds whether it is a sum over examples,
             in training and not, as far as it has been found out.
         fitted_remats: Rematerialisation policies of the stages, by traces and schedule.
+        coupled: Layers whose losses couple examples, in training and not, as far as
+            they have been looked for.
     """
 
     source: source_model.SourceModel
@@ -71,12 +75,24 @@ class Pipeline:
     probed: Mapping[layer_probes.Probed, layer_probes.Found] = dataclasses.field(
         default_factory=dict
     )
+    added_losses: AddedLosses = "mini_batch"
     summed_losses: dict[bool, IdentityMap[Call, tuple[bool, ...]]] = dataclasses.field(
         default_factory=dict
     )
     fitted_remats: dict[Hashable, tuple[Remat, ...]] = dataclasses.field(
         default_factory=dict, init=False
     )
+    coupled: dict[bool, CoupledLayers] = dataclasses.field(
+        default_factory=dict, init=False
+    )
+
+    def of(self, captured: tracer.CapturedModel) -> Pipeline:
+        """Returns the same stages of another capture of as many calls."""
+        counts = [len(stage.segment.calls) for stage in self.stages]
+        stages = make_stages(captured.graph, counts)
+        return dataclasses.replace(
+            self, captured=captured, stages=stages, summed_losses={}
+        )
 
     @functools.cached_property
     def data_flow(self) -> DataFlow:
@@ -152,6 +168,13 @@ class Pipeline:
             lambda value: outputs.get(TensorKey(value.id)),
             self.captured.output_structure,
         )
+
+    def with_coupled_layers(self, *, training: bool | None) -> CoupledLayers:
+        """Returns the pipeline in which losses that couple examples are exact."""
+        mode = bool(training)
+        if mode not in self.coupled:
+            self.coupled[mode] = CoupledLayers(self, training=mode)
+        return self.coupled[mode]
 
     def run(
         self,
@@ -338,6 +361,7 @@ class Pipeline:
                 self.probed,
                 training=training,
                 num_microbatches=schedule.num_microbatches,
+                warns=self.added_losses == "mini_batch",
             )
         known = self.summed_losses.get(training, IdentityMap())
         results = []
