@@ -63,14 +63,13 @@ def rows(flags: Any) -> list[tables.Row]:
     after = [w.numpy() for w in plain.trainable_weights]
     models, errors = {}, {}
     for key in itertools.product(("none", "stage"), ("microbatch", "mini_batch")):
-        remat, added_losses = key
+        options: Any = dict(zip(("remat", "added_losses"), key, strict=True))
         models[key] = model = tfgpipe.pipeline(
             make_model(flags),
             num_stages=flags.stages,
             num_microbatches=flags.microbatches,
             schedule="1f1b",
-            remat=remat,
-            added_losses=added_losses,
+            **options,
         )
         model.train_on_batch(x, y)
         model.optimizer.learning_rate = 0.0

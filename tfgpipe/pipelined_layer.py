@@ -39,6 +39,7 @@ from tfgpipe.runtime import (
     Pipeline,
     VariableUpdate,
     check_batch_independence,
+    coupled_layers,
     make_stages,
 )
 from tfgpipe.schedules import Schedule, SchedulePolicy
@@ -419,7 +420,7 @@ class PipelinedLayer(keras.layers.Layer):
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with keras_internals.calls.without_autocast():
-            coupled = pipeline.with_coupled_layers(training=training)
+            coupled = coupled_layers(pipeline, training=training)
             result = coupled.run(given, schedule=self._gpipe(), training=training)
             for update in result.updates:
                 update.variable.assign(update.value)

@@ -687,8 +687,9 @@ GRADIENTS = (
     Fault(
         "the gradient of the last microbatch is dropped",
         "tfgpipe/runtime/executor.py",
-        "self._grads = [{loss: [first_grad]} for _ in self._values]",
-        "self._grads = [{loss: [first_grad]} for _ in self._values[1:]] + [{}]",
+        "for row in self._split_values(grads or {}, self.step.producers)\n        ]",
+        "for row in self._split_values(grads or {}, self.step.producers)[1:]\n"
+        "        ] + [{}]",
         ("tests/models/test_pipelined_model.py::test_single_batches",),
     ),
     Fault(
@@ -1016,8 +1017,8 @@ PROBES = (
     Fault(
         "a layer is not probed on a part of the batch",
         "tfgpipe/runtime/layer_probes.py",
-        "mixes = not _nearly_equal(part(outputs, first), of_half)",
-        "mixes = not _nearly_equal(of_half, of_half)",
+        "mixes = not nearly_equal(part(outputs, first), of_half)",
+        "mixes = not nearly_equal(of_half, of_half)",
         (
             "tests/runtime/test_layer_probes.py::"
             "test_a_layer_that_mixes_rows_is_named_in_a_warning[by their number]",

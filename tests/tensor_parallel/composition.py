@@ -23,6 +23,8 @@ CASES = [
     (1, 2, 2, "experts", "none", "zero_bubble"),
     (2, 1, 2, "experts", "weights", "gpipe"),
     (1, 1, 4, "positions and experts", "none", "gpipe"),
+    (1, 1, 2, "heads and experts", "none", "gpipe"),
+    (1, 2, 2, "positions and units", "none", "interleaved"),
     (2, 2, 2, "heads", "slots", "1f1b"),
     (2, 2, 2, "positions and experts", "weights", "looped_bfs+gather"),
 ]
@@ -40,6 +42,8 @@ def make(kind: str, T: int) -> keras.Model:
     elif "positions" in kind:
         attention = tfgpipe.layers.TPSequenceAttention(4, key_dim=4, num_shards=T)
     x = x + attention(y, y, use_causal_mask=True)
+    if "units" in kind:
+        x = x + tfgpipe.layers.TPMLP(24, WIDTH, num_shards=T)(x)
     if "experts" in kind:
         x = x + tfgpipe.layers.TPMixtureOfExperts(
             4, hidden_units=24, balancing=0.1, num_shards=T
@@ -60,7 +64,7 @@ def assert_trains_as_one_device(
         shares: Of `PipelineStrategy`, as `shard_replicas`.
         schedule: Name of the schedule.
     """
-    v = 2 if "bfs" in schedule else 1
+    v = 2 if "bfs" in schedule or schedule == "interleaved" else 1
     replicas = [[f"CPU:{d * P * T + i}" for i in range(P * T)] for d in range(D)]
     strategy = tfgpipe.PipelineStrategy(
         num_stages=P * v,

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
-from tfgpipe.capture.ir import Call, CallGraph, ExtraOutputs, Segment, Value
+from tfgpipe.capture.ir import Call, CallGraph, Segment, Value
 
 if TYPE_CHECKING:
     from tfgpipe.capture import dtype_policies, input_checks, source_model, tracer

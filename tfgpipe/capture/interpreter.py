@@ -121,11 +121,11 @@ class Interpreter:
                 kwargs["training"] = self._training
             before = len(scope.losses)
             outputs = keras.tree.flatten(call.layer(*args, **kwargs))
-            if call.extra is not None:
-                examples = values[call.extra.batch_id]
+            if call.read_losses is not None:
+                examples = values[call.batch_id]
                 assert examples is not None  # Layers have taken it.
                 rows = examples.shape[0] or tf.shape(examples)[0]
-                remaining, extra = call.extra.read(scope.losses[before:], rows)
+                remaining, extra = call.read_losses(scope.losses[before:], rows)
                 scope.losses[before:] = remaining
                 outputs += extra
             values.update(zip(call.output_ids, outputs, strict=True))

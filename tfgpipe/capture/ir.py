@@ -34,21 +34,6 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtraOutputs:
-    """Values that a call returns beside those of its layer, in place of losses.
-
-    Attributes:
-        read: Function from the losses that the layer has added, and the number of
-            examples, to those that remain, and the values. Calls with one function and
-            equal layers return the same.
-        batch_id: Id of an input of the call that has an example in each row.
-    """
-
-    read: Callable[[Sequence[Any], Any], tuple[list[Any], list[Any]]]
-    batch_id: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Call:
     """One use of a layer.
 
@@ -58,7 +43,12 @@ class Call:
         kwargs: Its keyword arguments, with a `Value` for each tensor.
         input_ids: Ids of the values in the arguments, each once.
         output_ids: Ids of the values that it returns, in flat order.
-        extra: Values that it returns after those, if any.
+        read_losses: Function from the losses that the layer has added, and the number
+            of examples, to those that remain, and values that the call returns after
+            those of the layer. Calls with one function and equal layers return the
+            same. None for no such values.
+        batch_id: Id of an input that has an example in each row, if there is such a
+            function.
     """
 
     layer: Any
@@ -66,7 +56,10 @@ class Call:
     kwargs: Mapping[str, Any]
     input_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
-    extra: ExtraOutputs | None = None
+    read_losses: Callable[[Sequence[Any], Any], tuple[list[Any], list[Any]]] | None = (
+        None
+    )
+    batch_id: int = -1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe._compat import functions
+
 # From a loss back to a tensor: types of operations, and indices of their inputs.
 Path = tuple[tuple[str, int], ...]
 
@@ -153,8 +155,7 @@ def function_of(
             remaining += [x.op for x in op.inputs]
     nodes = [node for node in graph_def.node if node.name in needed]
     for node in nodes:
-        node.attr.pop("_class", None)
-        node.attr.pop("_gradient_op_type", None)
+        functions.forget_trace(node)
         node.input[:] = [name for name in node.input if not name.startswith("^")]
     del graph_def.node[:]
     graph_def.node.extend(nodes)

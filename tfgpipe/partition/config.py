@@ -35,7 +35,7 @@ from tfgpipe.schedules import Schedule, SchedulePolicy
 
 if TYPE_CHECKING:
     from tfgpipe.partition.profiles import PlanSettings
-    from tfgpipe.runtime.coupled_layers import AddedLosses
+    from tfgpipe.runtime import AddedLosses
     from tfgpipe.stage import Codec, StageOptions, normalization
     from tfgpipe.stage.codecs import CodecLike
 
@@ -103,9 +103,9 @@ def _find_batch_norm(value: Any) -> normalization.BatchNorm:
 
 
 def _find_added_losses(value: Any) -> AddedLosses:
-    from tfgpipe.runtime import coupled_layers
+    from tfgpipe import runtime
 
-    choices = get_args(coupled_layers.AddedLosses)
+    choices = get_args(runtime.AddedLosses)
     found: AddedLosses = argument_checks.check_choice("added_losses", value, choices)
     return found
 

@@ -19,26 +19,21 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe.capture import ExtraOutputs, Segment, TensorKey, stack_losses
+from tfgpipe.capture import Segment, TensorKey, stack_losses
 from tfgpipe.devices import small_functions
 from tfgpipe.graph import batch_cuts, eager_run
 from tfgpipe.runtime import layer_probes
 from tfgpipe.runtime.executor import Executor, StepResult
+from tfgpipe.runtime.pipeline import Pipeline
 from tfgpipe.runtime.probes import FailedProbe, Probe
 from tfgpipe.runtime.traced_calls import BATCH, TracedCall, probe_value
 from tfgpipe.schedules import Schedule
-
-if TYPE_CHECKING:
-    from tfgpipe.runtime.pipeline import Pipeline
-
-# Examples of which such a loss is taken.
-AddedLosses = Literal["mini_batch", "microbatch"]
 
 Tensors = Mapping[TensorKey, tf.Tensor]
 
@@ -136,7 +131,8 @@ class CoupledLayers:
             calls[i] = dataclasses.replace(
                 calls[i],
                 output_ids=(*calls[i].output_ids, *new),
-                extra=ExtraOutputs(coupled.read, rows[0]),
+                read_losses=coupled.read,
+                batch_id=rows[0],
             )
             self.first_name = self.first_name or verdict.name
             self._calls.append((devices[i], coupled, [TensorKey(n) for n in new]))
@@ -213,6 +209,15 @@ class CoupledLayers:
         loss = add_losses(self.loss(result.outputs), result.loss)
         outputs = {key: x for key, x in result.outputs.items() if key not in keys}
         return dataclasses.replace(result, outputs=outputs, loss=loss)
+
+
+def coupled_layers(pipeline: Pipeline, *, training: bool | None) -> CoupledLayers:
+    """Returns a pipeline in which losses that couple examples are exact."""
+    mode = bool(training)
+    if mode not in pipeline.coupled:
+        pipeline.coupled[mode] = CoupledLayers(pipeline, training=mode)
+    found: CoupledLayers = pipeline.coupled[mode]
+    return found
 
 
 def add_losses(loss: tf.Tensor, other: tf.Tensor | None) -> tf.Tensor:

@@ -27,6 +27,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe.capture import TensorKey
 from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
+from tfgpipe.runtime.coupled_layers import coupled_layers
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.loss_pipeline import LossPipeline
 from tfgpipe.runtime.pipeline import Pipeline
@@ -169,7 +170,7 @@ class CoupledLossPipeline:
         training: bool,
     ) -> tuple[Any, StepResult, tf.Tensor | None]:
         """Returns the outputs of the mini-batch, what else forwards give, and sums."""
-        coupled = self._pipeline.with_coupled_layers(training=training)
+        coupled = coupled_layers(self._pipeline, training=training)
         step = coupled.pipeline.begin(
             inputs,
             schedule=schedule,

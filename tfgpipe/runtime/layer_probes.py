@@ -247,7 +247,7 @@ def summed_losses(
                 _probe_losses, segment, inputs, given, training=training
             )
             probes.setdefault(kind, Probe((kind, segment), call.layer.name, try_it))
-            if call.extra is not None:
+            if call.read_losses is not None:
                 exact.add(kind)
     flags: dict[Hashable, tuple[bool, ...]] = {}
     for (kind, segment), verdict in verdicts(

@@ -21,7 +21,11 @@ from tfgpipe.capture import Call, CallGraph, TensorKey, Value, input_checks
 from tfgpipe.devices import small_functions
 from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
-from tfgpipe.runtime.coupled_layers import CoupledLayers, add_losses
+from tfgpipe.runtime.coupled_layers import (
+    CoupledLayers,
+    add_losses,
+    coupled_layers,
+)
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.pipeline import Pipeline
 from tfgpipe.runtime.step import Step
@@ -71,7 +75,7 @@ class LossPipeline:
         )
         _report_full_batch(self._full_batch_metrics.values(), num_replicas)
         self._coupled = {
-            mode: pipeline.with_coupled_layers(training=mode) for mode in (True, False)
+            mode: coupled_layers(pipeline, training=mode) for mode in (True, False)
         }
         ids = itertools.count(
             max(len(x.pipeline.captured.specs) for x in self._coupled.values())
@@ -98,16 +102,13 @@ class LossPipeline:
         )
         call = self._call(captured.output_structure)
         self._output_masks = OutputMasks(graph, pipeline.strategy.primary_devices[-1])
-        self._pipeline = self._with_loss(pipeline, call, ())
-        # By mode: the pipeline with the loss, of which some layers may return cuts.
+        self._pipeline = pipeline
+        # By mode, in training and not, with the loss.
         self._pipelines = {
-            mode: self._with_loss(coupled.pipeline, call, coupled.keys)
-            if coupled.keys
-            else self._pipeline
+            mode: self._with_loss(coupled, call)
             for mode, coupled in self._coupled.items()
         }
-        if self._coupled[True].keys:
-            _report_coupled(self._coupled[True])
+        _report_coupled(self._coupled[True])
 
     def _call(self, outputs: Any) -> Call:
         """Returns the call of the loss on the outputs."""
@@ -125,22 +126,15 @@ class LossPipeline:
         )
         return Call(self._head, args, {}, input_ids, output_ids)
 
-    def _with_loss(
-        self, pipeline: Pipeline, loss: Call, keys: Sequence[TensorKey]
-    ) -> Pipeline:
-        """Returns a pipeline with the call of the loss behind the last stage.
-
-        Args:
-            pipeline: The pipeline.
-            loss: The call.
-            keys: Keys of values that are outputs as well.
-        """
+    def _with_loss(self, coupled: CoupledLayers, loss: Call) -> Pipeline:
+        """Returns a pipeline with the call of the loss behind the last stage."""
+        pipeline, cuts = coupled.pipeline, [key.value_id for key in coupled.keys]
         graph, last = pipeline.captured.graph, pipeline.stages[-1]
         new_inputs = [n for n in loss.input_ids if n not in graph.output_ids]
         with_loss = CallGraph(
             (*graph.calls, loss),
             (*graph.input_ids, *new_inputs),
-            (*loss.output_ids, *self._returned[1:], *(key.value_id for key in keys)),
+            (*loss.output_ids, *self._returned[1:], *cuts),
         )
         first_call = len(graph.calls) - len(last.segment.calls)
         segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
@@ -377,6 +371,8 @@ def _check_copies(compiled: keras_internals.compiled.CompiledState) -> None:
 
 def _report_coupled(coupled: CoupledLayers) -> None:
     """Warns of the cost of losses of layers that couple examples."""
+    if not coupled.keys:
+        return
     warnings.warn(
         f"Layer '{coupled.first_name}' adds a loss that couples the examples of a "
         "mini-batch, as one does that balances experts, so a step first runs all "

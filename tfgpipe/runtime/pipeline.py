@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -29,7 +29,6 @@ from tfgpipe.capture import (
 from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.remat import Remat
 from tfgpipe.runtime import layer_probes, microbatch
-from tfgpipe.runtime.coupled_layers import AddedLosses, CoupledLayers
 from tfgpipe.runtime.differentiable import DifferentiableStep
 from tfgpipe.runtime.executor import StepResult, Tensors
 from tfgpipe.runtime.stages_held import device_stages
@@ -45,6 +44,9 @@ from tfgpipe.stage import (
     normalization,
     trace_all,
 )
+
+# Examples of which a loss is taken that a layer adds and that couples them.
+AddedLosses = Literal["mini_batch", "microbatch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,7 @@ class Pipeline:
         summed_losses: For each loss that a call adds whether it is a sum over examples,
             in training and not, as far as it has been found out.
         fitted_remats: Rematerialisation policies of the stages, by traces and schedule.
-        coupled: Layers whose losses couple examples, in training and not, as far as
-            they have been looked for.
+        coupled: The `CoupledLayers`, in training and not, as far as they are known.
     """
 
     source: source_model.SourceModel
@@ -82,9 +83,7 @@ class Pipeline:
     fitted_remats: dict[Hashable, tuple[Remat, ...]] = dataclasses.field(
         default_factory=dict, init=False
     )
-    coupled: dict[bool, CoupledLayers] = dataclasses.field(
-        default_factory=dict, init=False
-    )
+    coupled: dict[bool, Any] = dataclasses.field(default_factory=dict, init=False)
 
     def of(self, captured: tracer.CapturedModel) -> Pipeline:
         """Returns the same stages of another capture of as many calls."""
@@ -168,13 +167,6 @@ class Pipeline:
             lambda value: outputs.get(TensorKey(value.id)),
             self.captured.output_structure,
         )
-
-    def with_coupled_layers(self, *, training: bool | None) -> CoupledLayers:
-        """Returns the pipeline in which losses that couple examples are exact."""
-        mode = bool(training)
-        if mode not in self.coupled:
-            self.coupled[mode] = CoupledLayers(self, training=mode)
-        return self.coupled[mode]
 
     def run(
         self,

@@ -81,8 +81,8 @@ def _segment_key(segment: Segment) -> Hashable:
             for leaf in keras.tree.flatten(arguments)
         )
         outputs = tuple(order[n] for n in call.output_ids)
-        extra = call.extra and (call.extra.read, order[call.extra.batch_id])
-        calls.append((positions[call.layer], repr(nesting), leaves, outputs, extra))
+        read = call.read_losses, order.get(call.batch_id)
+        calls.append((positions[call.layer], repr(nesting), leaves, outputs, read))
     return (
         tuple(map(_layer_key, segment.layers)),
         _layers_variables_key(segment.layers),
