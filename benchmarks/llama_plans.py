@@ -117,7 +117,7 @@ def rows(case: Case) -> list[tables.Row]:
             num_microbatches=case.batch_size // D,
             schedule=schedules.interleaved,
             remat=remat.find("auto"),
-            shards_slots=True,
+            shard_replicas="slots",
         )
         results.append(row(case, request.estimate(config), case.published))
     return results

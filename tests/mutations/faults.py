@@ -1228,8 +1228,8 @@ STATE = (
     Fault(
         "the loss of a cut is not compared with the loss",
         "tfgpipe/runtime/coupled_layers.py",
-        "    if not same_cut or not np",
-        "    if not np",
+        'raise ValueError("the values of an example depend on others")',
+        "pass",
         (
             "tests/models/test_coupled_layers.py::"
             "test_what_cannot_be_traced_back_is_said",

@@ -43,7 +43,7 @@ def make(kind: str, T: int) -> keras.Model:
         attention = tfgpipe.layers.TPSequenceAttention(4, key_dim=4, num_shards=T)
     x = x + attention(y, y, use_causal_mask=True)
     if "units" in kind:
-        x = x + tfgpipe.layers.TPMLP(24, WIDTH, num_shards=T)(x)
+        x = x + tfgpipe.layers.TPMLP(24, units=WIDTH, num_shards=T)(x)
     if "experts" in kind:
         x = x + tfgpipe.layers.TPMixtureOfExperts(
             4, hidden_units=24, balancing=0.1, num_shards=T

@@ -80,13 +80,36 @@ def _filled_devices(staged: StagedWorkload) -> list[tuple[Memory, float]]:
 def _devices(staged: StagedWorkload) -> tuple[Memory, ...]:
     """Returns the memory of each device if all is recomputed that the policy may."""
     load = staged.config.load
-    held = load.device_memory(
-        stages(staged, splits_backwards=load.splits_backwards),
-        num_slots=staged.num_slots,
-    )
+    each = stages(staged, splits_backwards=load.splits_backwards)
+    held = load.device_memory(each, num_slots=staged.num_slots)
     return tuple(
-        dataclasses.replace(each, reserved=device.reserved)
-        for each, device in zip(held, staged.devices, strict=True)
+        dataclasses.replace(
+            _in_slices(memory, [each[k] for k in staged.config.stages_on(p)], staged),
+            reserved=device.reserved,
+        )
+        for p, (memory, device) in enumerate(zip(held, staged.devices, strict=True))
+    )
+
+
+def _in_slices(
+    held: Memory, stages: Sequence[StageBytes], staged: StagedWorkload
+) -> Memory:
+    """Returns the memory of a device with the weights of its stages in slices.
+
+    Whole are those of two stages at a time, one of which is gathered while the device
+    works on the other, and their gradients.
+    """
+    share = staged.config.weight_share
+    if share == 1:
+        return held
+
+    def bytes_of(sizes: Sequence[float]) -> float:
+        return share * sum(sizes) + (1 - share) * sum(sorted(sizes)[-2:])
+
+    return dataclasses.replace(
+        held,
+        weights=bytes_of([stage.weights for stage in stages]),
+        gradients=bytes_of([stage.trained for stage in stages]),
     )
 
 

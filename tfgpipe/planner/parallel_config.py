@@ -35,8 +35,10 @@ class ParallelConfig(StepConfig):
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
             recomputes when asked.
-        shards_slots: True if each replica has 1 / D of the optimizer's slots, and
-            updates as many weights: `shard_replicas="slots"`.
+        shard_replicas: What replicas share out, as of `tfgpipe.PipelineStrategy`:
+            `"slots"` of the optimizer, so that each updates 1 / D of the weights; or
+            `"weights"` as well, of which each has a slice, and gathers those of a stage
+            for its passes.
     """
 
     num_stages: int = dataclasses.field(init=False)
@@ -45,7 +47,7 @@ class ParallelConfig(StepConfig):
     num_shards: int
     stages_per_device: int = 1
     recompute_when: Literal["asked", "early"] = "asked"
-    shards_slots: bool = False
+    shard_replicas: Literal["none", "slots", "weights"] = "none"
 
     def __post_init__(self) -> None:
         num_stages = self.num_devices * self.stages_per_device
@@ -58,16 +60,22 @@ class ParallelConfig(StepConfig):
     def order(self) -> str:
         """The schedule, with the number of stages a device if that is not 1.
 
-        Behind it the slots that replicas share out.
+        Behind it what replicas share out.
         """
         v, name = self.stages_per_device, self.schedule.name
         order = name if v == 1 else f"{name} x {v}"
-        return f"{order}, slots / {self.num_replicas}" if self.shards_slots else order
+        shares = self.shard_replicas
+        return order if shares == "none" else f"{order}, {shares} / {self.num_replicas}"
 
     @property
     def slot_share(self) -> float:
         """The share of slots and updates that a replica has."""
-        return 1 / self.num_replicas if self.shards_slots else 1.0
+        return 1.0 if self.shard_replicas == "none" else 1 / self.num_replicas
+
+    @property
+    def weight_share(self) -> float:
+        """The share of weights that a replica has between passes."""
+        return 1 / self.num_replicas if self.shard_replicas == "weights" else 1.0
 
     @property
     def total_devices(self) -> int:

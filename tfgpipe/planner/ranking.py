@@ -145,7 +145,9 @@ def search(
 
     What does not fit is tried with slots that replicas share out
     (`shard_replicas="slots"`), and 1F1B with microbatches that wait on the host, if
-    devices have a `host_bandwidth`.
+    devices have a `host_bandwidth`. Where slots are not enough, weights are in slices
+    as well (`"weights"`), which are gathered for several stages on each device in turn
+    (`"looped_bfs+gather"`), also on one device a replica.
 
     Example:
 
@@ -266,11 +268,12 @@ def _leaner(
 ) -> Iterator[tuple[float, ParallelConfig]]:
     """Yields the first way to need less memory with which a configuration fits.
 
-    Replicas share out slots, or with 1F1B microbatches wait on the host.
+    Replicas share out slots, or with 1F1B microbatches wait on the host; or replicas
+    have slices of weights.
     """
     ways = []
     if config.num_replicas > 1:
-        ways.append(dataclasses.replace(config, shards_slots=True))
+        ways.append(dataclasses.replace(config, shard_replicas="slots"))
     if (
         config.schedule == schedules.one_f_one_b
         and config.num_devices > 1
@@ -278,6 +281,7 @@ def _leaner(
     ):
         order = schedules.Offload(config.schedule)
         ways += [dataclasses.replace(x, schedule=order) for x in (config, *ways)]
+    ways += _in_slices(config, request.workload.max_stages)
     for way in ways:
         if config.remat.fills_memory and _saving_all(way) in fitting:
             return  # It would save all.
@@ -285,6 +289,29 @@ def _leaner(
         if request.fits(way, request.memory(way, layers_per_stage)):
             yield request.lower_bound_seconds(way, layers_per_stage), way
             return
+
+
+def _in_slices(config: ParallelConfig, max_stages: int) -> list[ParallelConfig]:
+    """Returns a configuration with weights in slices, in fewer stages and more.
+
+    For a schedule of one stage on a device they would be whole throughout.
+    """
+    order, P = find_schedule("looped_bfs"), config.num_devices
+    if config.num_replicas == 1 or (P > 1 and config.schedule != order):
+        return []
+    assert isinstance(order, schedules.SchedulePolicy)
+    nums = [config.stages_per_device]
+    if P == 1:
+        nums = sorted({min(2**i, max_stages) for i in range(2, 11)})
+    return [
+        dataclasses.replace(
+            config,
+            schedule=schedules.Gather(order),
+            stages_per_device=v,
+            shard_replicas="weights",
+        )
+        for v in nums
+    ]
 
 
 def _fastest(

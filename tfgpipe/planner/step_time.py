@@ -10,14 +10,15 @@ and a stage the sum over its layers, plus the device's overhead of an action. St
 into `tfgpipe.simulation` with the schedule, the bytes between them and the link's
 bandwidth and latency. After that, each device sums gradients over D replicas on a ring,
 2 (D - 1) / D of their bytes (Patarasuk and Yuan 2009), and updates its weights, reading
-and writing weight, gradient and slots once.
+and writing weight, gradient and slots once. Of weights in slices each gather is half of
+such a sum, amid the passes, and so is the sum of gradients.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfgpipe.costs import (
@@ -221,7 +222,8 @@ def update_times(staged: StagedWorkload) -> tuple[float, float]:
         updated = trained_bytes * config.slot_share
         traffic = 3 * updated + 2 * trained_bytes * staged.num_slots
         link = device.link_across(D * P * T)
-        reduce = max(reduce, ring_seconds(trained_bytes, D, link))
+        ways = 2 if config.weight_share == 1 else 1
+        reduce = max(reduce, ways / 2 * ring_seconds(trained_bytes, D, link))
         update = max(update, traffic / device.bandwidth)
     return reduce, update
 
@@ -238,6 +240,9 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
             "kept_bytes": [stage.by_time(staged.num_slots)[0] for stage in held],
             "host_bandwidth": min(map(_host_bandwidth, staged.devices)),
         }
+    if config.weight_share < 1:
+        copies["gathered_bytes"] = [*map(_gather_seconds(staged), staged.stages)]
+        copies["gather_bandwidth"] = 1.0
     return Costs(
         **copies,
         forward=[stage.forward for stage in stages],
@@ -250,6 +255,19 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
         bandwidth=min(link.bandwidth for link in links),
         latency=max(link.latency for link in links),
     )
+
+
+def _gather_seconds(staged: StagedWorkload) -> Callable[[Sequence[LayerCost]], float]:
+    """Returns the function from layers to the seconds of a gather of their weights."""
+    config, T = staged.config, staged.config.num_shards
+    links = [device.link_across(config.total_devices) for device in staged.devices]
+    slowest = max(links, key=lambda link: ring_seconds(1e9, config.num_replicas, link))
+
+    def seconds(layers: Sequence[LayerCost]) -> float:
+        size = sum(layer.weights.bytes / layer.shards(T) for layer in layers)
+        return ring_seconds(size, config.num_replicas, slowest) / 2
+
+    return seconds
 
 
 def _host_bandwidth(device: Device) -> float:
@@ -310,7 +328,7 @@ def pipeline(
     long as the busiest device works.
     """
     M, P = config.num_microbatches, config.num_devices
-    if P == 1:
+    if P == 1 and config.weight_share == 1:
         return M * sum(stage.total for stage in stages), 0.0
 
     def simulated(num_microbatches: int) -> float:

@@ -17,11 +17,16 @@ values are of width v = g w / a, and 2 w v stands for two of the w^2. A gated pe
 (Shazeer 2020) has 3 w h parameters, and saves four tensors of width h: the gate before
 and after its activation, the other factor, and the product. Flash attention (Dao et al.
 2022) saves no scores; the backward computes them again, 2 n^2 w FLOPs.
+
+A mixture has E experts in place of the perceptron, of which a token takes k (Jiang et
+al. 2024): E times its parameters and w E of the router, k times its FLOPs and k times
+what it saves, with its inputs and outputs, 2 k n w.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 from tfgpipe._util import argument_checks
@@ -43,6 +48,8 @@ def transformer(
     num_key_value_heads: int | None = None,
     gated: bool = False,
     flash: bool = False,
+    num_experts: int = 1,
+    top_k: int = 1,
 ) -> Workload:
     """Returns the workload: embedding, blocks, softmax with weights of its own.
 
@@ -67,10 +74,13 @@ def transformer(
         num_key_value_heads: g, which divides a; then T divides g. Defaults to a.
         gated: True for perceptrons with a gate, as of Llama.
         flash: True for attention that saves no scores.
+        num_experts: E, which T divides if it is not 1.
+        top_k: k.
 
     Raises:
         ValueError: If a size is no integer of at least 1, the heads do not divide the
-            width, or those of keys the others, or the dtype is unknown.
+            width, or those of keys the others, there are fewer experts than a token
+            takes, or the dtype is unknown.
     """
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     for argument, value in (
@@ -81,6 +91,8 @@ def transformer(
         ("num_heads", num_heads),
         ("length", length),
         ("vocabulary", vocabulary),
+        ("num_experts", num_experts),
+        ("top_k", top_k),
     ):
         argument_checks.check_count(argument, value, most=2**31)
     if width % num_heads:
@@ -93,12 +105,16 @@ def transformer(
             "`num_key_value_heads` must divide `num_heads`. Received "
             f"num_key_value_heads={shared} and num_heads={num_heads}."
         )
+    if num_experts < top_k:
+        raise ValueError(
+            "A token takes `top_k` of the experts. Received "
+            f"num_experts={num_experts} and top_k={top_k}."
+        )
     argument_checks.check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     w, n, size = width, length, dtype_bytes(dtype)
     crossing = size * n * w
-    block = _block(
-        _Sizes(w, mlp_width, n, num_heads, shared), size, gated=gated, flash=flash
-    )
+    sizes = _Sizes(w, mlp_width, n, num_heads, shared, num_experts, top_k)
+    block = _block(sizes, size, gated=gated, flash=flash)
     embedding = LayerCost(
         name="embedding",
         weights=Weights(vocabulary * w),
@@ -132,38 +148,42 @@ def transformer(
 
 
 class _Sizes(NamedTuple):
-    """Sizes of a block: w, h, n, a and g."""
+    """Sizes of a block: w, h, n, a, g, E and k."""
 
     width: int
     mlp_width: int
     length: int
     num_heads: int
     num_key_value_heads: int
+    num_experts: int
+    top_k: int
 
 
 def _block(sizes: _Sizes, size: int, *, gated: bool, flash: bool) -> LayerCost:
     """Returns a block, whose numbers have `size` bytes."""
-    w, h, n, a, g = sizes
+    w, h, n, a, g, E, k = sizes
     v = g * w // a
     factors = 2 if gated else 1  # Of width h, whose product the perceptron narrows.
     scores = 0 if flash else a * n * n
-    matrices = 2 * w * w + 2 * w * v + (1 + factors) * w * h
-    products = 2 * n * matrices + 4 * n * n * w
+    attention, perceptron = 2 * w * w + 2 * w * v, (1 + factors) * w * h
+    router, routed = (w * E, 2 * k * w) if E > 1 else (0, 0)
+    products = 2 * n * (attention + router + k * perceptron) + 4 * n * n * w
     again = 2 * n * n * w if flash else 0
-    saved = size * (n * (6 * w + 2 * v + 2 * factors * h) + 2 * scores)
+    saved = size * (n * (6 * w + 2 * v + 2 * factors * k * h + routed) + 2 * scores)
     # Queries, keys, values, scores, contexts, and both ends of the perceptron.
-    kept = size * (n * (4 * w + 2 * v + factors * h) + scores)
+    kept = size * (n * (4 * w + 2 * v + factors * k * h) + scores)
+    biases = 6 * w + 2 * v + E * (w + factors * h)
     crossing = size * n * w
     return LayerCost(
         name="block",
-        weights=Weights(matrices + 7 * w + 2 * v + factors * h),
+        weights=Weights(attention + router + E * perceptron + biases),
         flops=PassCost(products, 2 * products + again, recompute=0.0),
         # Each saved tensor is written once and read once, in the backward twice.
         traffic=PassCost(2 * saved, 4 * saved),
         tensors=TensorBytes(
             saved=saved,
             # Of the softmax, or the perceptron, the gradients of output and input.
-            workspace=2 * size * max(factors * n * h, scores),
+            workspace=2 * size * max(factors * n * k * h, scores),
             inputs=crossing,
             outputs=crossing,
             replicated=5 * crossing,
@@ -171,5 +191,5 @@ def _block(sizes: _Sizes, size: int, *, gated: bool, flash: bool) -> LayerCost:
             kept=kept,
         ),
         positions=n,
-        max_shards=g,
+        max_shards=math.gcd(g, E) if E > 1 else g,
     )

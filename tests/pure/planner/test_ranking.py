@@ -144,16 +144,16 @@ def test_weights_are_why_one_stage_loses():
 def test_replicas_share_out_slots_where_these_do_not_fit():
     """Two stages, two replicas: 81,000 bytes, 65,000 if each has half of the slots."""
     heavy = workload(2, count=4000, max_shards=1)
-    for memory, shares in ((90_000.0, False), (70_000.0, True)):
+    for memory, shares in ((90_000.0, "none"), (70_000.0, "slots")):
         device = dataclasses.replace(TOY, memory=memory)
         result = search(heavy, device=device, num_best=50)
-        assert {each.config.shards_slots for each in result.best} == {shares}
+        assert {each.config.shard_replicas for each in result.best} == {shares}
         held = result.best[0].fullest
-        assert held.slots == (16_000 if shares else 32_000)
-        assert ("slots / 2" in str(result)) == shares
+        assert held.slots == (16_000 if shares == "slots" else 32_000)
+        assert ("slots / 2" in str(result)) == (shares == "slots")
     whole, shared = (
-        config(num_replicas=4, num_microbatches=2, shards_slots=shares)
-        for shares in (False, True)
+        config(num_replicas=4, num_microbatches=2, shard_replicas=shares)
+        for shares in ("none", "slots")
     )
     asked = result.request
     updates = [asked.estimate(x, (2,)).time.update for x in (whole, shared)]
@@ -299,3 +299,42 @@ def test_what_1f1b_does_not_fit_waits_on_the_host_where_there_is_a_way():
     request = planner.PlanRequest(workload(8), device=TOY, num_devices=8, batch_size=64)
     with pytest.raises(ValueError, match="'toy' without a `host_bandwidth`"):
         request.estimate(fast.config)
+
+
+def test_weights_are_in_slices_where_slots_alone_are_not_enough():
+    """Of 8 stages of 4,000 bytes on one device, a quarter, and the rest of two.
+
+    With all 16 bytes a weight it is 128,000; with a quarter of the slots 80,000.
+    """
+    heavy = workload(8, count=1000, max_shards=1)
+    device = dataclasses.replace(TOY, memory=50_000.0)
+    result = search(heavy, device=device, num_best=500, names=["1f1b"])
+    on_one_device = [x for x in result.best if x.config.num_devices == 1]
+    assert {x.config.shard_replicas for x in on_one_device} == {"weights"}
+    assert "looped_bfs+gather x 8, weights / 4" in str(result)
+    held = on_one_device[0].fullest
+    assert held.weights == held.gradients == 8 * 4000 / 4 + 2 * 4000 * 3 / 4
+    assert held.slots == 64_000 / 4
+    quarters = dataclasses.replace(on_one_device[0].config, stages_per_device=4)
+    held = result.request.estimate(quarters, (2, 2, 2, 2)).fullest
+    assert held.weights == 8 * 4000 / 4 + 2 * 8000 * 3 / 4
+
+
+def test_gathers_and_sums_of_slices_are_each_half_of_a_sum_of_gradients():
+    """Two stages of 4,000 bytes, each gathered before its forward, and one again."""
+    asked = search(workload(2, count=1000, max_shards=1)).request
+    common = {"num_replicas": 4, "num_microbatches": 1, "stages_per_device": 2}
+    plain, slices = (
+        asked.estimate(
+            config(**common, schedule=schedules.find(name), shard_replicas=shares),
+            (1, 1),
+        ).time
+        for name, shares in (("looped_bfs", "slots"), ("looped_bfs+gather", "weights"))
+    )
+    # Six hops of a quarter of 8,000 bytes at 5 bytes a second, and 0.25 s each.
+    assert plain.replicas == 6 * (2000 / 5 + 0.25)
+    assert slices.replicas == plain.replicas / 2
+    # Before the first pass, and before the backward of the first stage, nothing else
+    # is to do; the second stage is gathered while the first works, for the most part.
+    gather = 3 * (1000 / 5 + 0.25)
+    assert gather < slices.pipeline - plain.pipeline < 3 * gather

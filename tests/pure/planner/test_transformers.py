@@ -71,3 +71,52 @@ def test_flash_attention_saves_no_scores_and_computes_them_again():
     assert plain.tensors.kept - block.tensors.kept == scores
     again = block.flops.backward - plain.flops.backward
     assert again == 2 * 8192 * 8192 * 4096
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "mlp", "heads", "vocabulary", "total", "active"),
+    [
+        (32, 4096, 14336, 32, 32000, 46.70, 12.88),
+        (56, 6144, 16384, 48, 32768, 140.63, 39.15),
+    ],
+    ids=["8x7B", "8x22B"],
+)
+def test_parameters_are_those_of_mixtral(
+    layers, width, mlp, heads, vocabulary, total, active
+):
+    """As counted in the checkpoints; active are those that a token passes."""
+
+    def parameters(num_experts):
+        return transformer(
+            name="mixtral",
+            num_layers=layers,
+            width=width,
+            mlp_width=mlp,
+            num_heads=heads,
+            num_key_value_heads=8,
+            length=4096,
+            vocabulary=vocabulary,
+            gated=True,
+            num_experts=num_experts,
+            top_k=2,
+        ).parameters
+
+    assert parameters(8) == pytest.approx(total * 1e9, rel=1e-3)
+    assert parameters(2) == pytest.approx(active * 1e9, rel=1e-3)
+
+
+def test_flops_of_experts_are_of_those_that_a_token_takes():
+    sizes = {"num_layers": 1, "width": 64, "mlp_width": 256, "num_heads": 4}
+    common = {**sizes, "name": "x", "length": 32, "vocabulary": 8, "gated": True}
+    dense = transformer(**common).layers[1]
+    mixed = transformer(**common, num_experts=6, top_k=3).layers[1]
+    per_expert = 2 * 32 * 3 * 64 * 256
+    router = 2 * 32 * 64 * 6
+    assert mixed.flops.forward - dense.flops.forward == 2 * per_expert + router
+    assert mixed.max_shards == 2  # Divides the heads, and the experts.
+
+
+def test_fewer_experts_than_a_token_takes_are_refused():
+    sizes = {"num_layers": 1, "width": 64, "mlp_width": 256, "num_heads": 4}
+    with pytest.raises(ValueError, match="num_experts=2 and top_k=3"):
+        transformer(**sizes, name="x", length=32, vocabulary=8, num_experts=2, top_k=3)
