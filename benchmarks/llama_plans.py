@@ -5,9 +5,11 @@
 Workloads of the sizes in table 3 of Grattafiori et al. 2024: grouped queries, gated
 perceptrons, attention that saves no scores, 8,192 positions, bfloat16, Adam. The first
 row of each model and number of GPUs is the fastest plan of all schedules; the second
-is the published layout, D x K x T with v chunks a device, as the planner estimates it.
-Columns: seconds a step, tokens a second on a GPU, GiB of the fullest GPU;
-published are tokens a second of that layout in FP8, whose products take half as long.
+is the published layout, D x K x T with v chunks a device, as the planner estimates it;
+the third has no pipeline, but weights in slices over D replicas, gathered for v stages
+in turn, as a published one whose sequences are in two parts. Columns: seconds a step,
+tokens a second on a GPU, GiB of the fullest GPU; published are tokens a second of the
+second in FP8, whose products take half as long, and of the third in bfloat16.
 
 Five minutes; `--models=8B` for one of them.
 """
@@ -34,6 +36,8 @@ class Case:
         batch_size: Sequences of a step.
         layout: D, K, T and v of NVIDIA's, of which microbatches are single sequences.
         published: Tokens a second on a GPU there, in FP8.
+        slices: D, T, v and M of weights in slices.
+        published_of_slices: Tokens a second on a GPU, in bfloat16.
     """
 
     model: str
@@ -41,13 +45,15 @@ class Case:
     batch_size: int
     layout: tuple[int, int, int, int] | None = None
     published: float | None = None
+    slices: tuple[int, int, int, int] | None = None
+    published_of_slices: float | None = None
 
 
-# Megatron-LM, `examples/llama/README.md`.
+# Megatron-LM, `examples/llama/README.md`; slices: Megatron-Bridge's archive.
 CASES = (
     Case("8B", 64, 512),
     Case("8B", 1024, 2048),
-    Case("70B", 64, 128, (2, 8, 4, 5), 1621),
+    Case("70B", 64, 128, (2, 8, 4, 5), 1621, (32, 2, 32, 2), 867),
     Case("70B", 1024, 2048),
 )
 # Layers, width, of the perceptron, heads.
@@ -101,14 +107,11 @@ def rows(case: Case) -> list[tables.Row]:
         model, device=device, num_devices=case.num_gpus, batch_size=case.batch_size
     )
     results = [row(case, best, None) for best in found.best[:1]]
+    request = planner.PlanRequest(
+        model, device=device, num_devices=case.num_gpus, batch_size=case.batch_size
+    )
     if case.layout is not None:
         D, K, T, v = case.layout
-        request = planner.PlanRequest(
-            model,
-            device=device,
-            num_devices=case.num_gpus,
-            batch_size=case.batch_size,
-        )
         config = planner.ParallelConfig(
             num_replicas=D,
             num_devices=K,
@@ -120,6 +123,19 @@ def rows(case: Case) -> list[tables.Row]:
             shard_replicas="slots",
         )
         results.append(row(case, request.estimate(config), case.published))
+    if case.slices is not None:
+        D, T, v, M = case.slices
+        config = planner.ParallelConfig(
+            num_replicas=D,
+            num_devices=1,
+            num_shards=T,
+            stages_per_device=v,
+            num_microbatches=M,
+            schedule=schedules.find("looped_bfs+gather"),
+            remat=remat.find("auto"),
+            shard_replicas="weights",
+        )
+        results.append(row(case, request.estimate(config), case.published_of_slices))
     return results
 
 

@@ -26,6 +26,7 @@ from tests.helpers.layer_stacks import (
     REMAT_MODES,
     TRANSFER_DTYPES,
     AddsLoss,
+    Balances,
     ResidualBlock,
 )
 from tests.helpers.reference import (
@@ -172,6 +173,18 @@ def regularised(dense: Dense) -> list[keras.layers.Layer]:
     ]
 
 
+def balanced(dense: Dense) -> list[keras.layers.Layer]:
+    """Losses that couple the examples of a mini-batch, as if of experts."""
+    return [
+        dense(6, activation="tanh"),
+        Balances(),
+        dense(5, activation="tanh"),
+        layers.Dense(6, activation="tanh"),
+        Balances(),
+        dense(3),
+    ]
+
+
 def masked(dense: Dense, length: int | None = 5) -> keras.Model:
     """Padding that attention and recurrence read, and that the loss leaves out."""
     inputs = keras.Input((length,), dtype="int32")
@@ -233,6 +246,7 @@ STACKS = {
         arguments={"batch_norm": "deferred"},
     ),
     "regularised": Stack(regularised),
+    "balanced": Stack(balanced),
     "masked": Stack(masked, ids=True),
     "skipping": Stack(skipping),
     "two_encoders": Stack(two_encoders),
@@ -323,7 +337,8 @@ IMPOSSIBLE = (
     # The reference has a layer at each boundary, and losses of the whole mini-batch.
     lambda transfer_dtype, stack: transfer_dtype and stack not in LISTED,
     lambda transfer_dtype, stack: (
-        transfer_dtype == "int8_channel" and stack in ("regularised", "deferred")
+        transfer_dtype == "int8_channel"
+        and stack in ("regularised", "deferred", "balanced")
     ),
     # XLA compiles what is of one device and of known shapes; each chain takes a while.
     lambda kernels, sizes: kernels == "fused" and sizes == "unknown",
@@ -339,7 +354,7 @@ IMPOSSIBLE = (
     lambda quantized, shards: quantized and shards,
     lambda quantized, stack: quantized and stack not in LISTED,
     lambda quantized, stack: (
-        quantized and stack in ("blocks", "deferred", "regularised")
+        quantized and stack in ("blocks", "deferred", "regularised", "balanced")
     ),
     # Alone a layer that is called twice moves its ranges twice.
     lambda quantized, stack: quantized == "per_step" and stack == "wide",

@@ -59,6 +59,17 @@ class ResidualBlock(layers.Layer):
         return x + self.outer(self.inner(self.norm(x)))
 
 
+class Balances(layers.Layer):
+    """Adds a product of means over the batch, in training."""
+
+    def call(self, x, training=False):
+        if training:
+            shares = keras.ops.mean(keras.ops.softmax(x), axis=0)
+            loss = keras.ops.sum(keras.ops.square(shares))
+            self.add_loss(keras.ops.cast(loss, keras.config.floatx()))
+        return x
+
+
 class AddsLoss(layers.Layer):
     """Adds a mean over rows as a loss."""
 

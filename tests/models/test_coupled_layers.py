@@ -214,8 +214,8 @@ def test_what_it_draws_is_the_same_in_both_sweeps():
     verified = tfgpipe.verify(
         made, (X, Y), num_stages=3, num_microbatches=4, schedule="zero_bubble"
     )
-    gradients = [x for x in verified.comparisons if x.kind == "gradient"]
-    assert gradients
+    assert verified.is_exact
+    assert [x.why for x in verified.causes] == ["draws random numbers"]
 
 
 def test_half_precision():

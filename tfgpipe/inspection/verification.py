@@ -34,6 +34,7 @@ from tfgpipe.distribution import current_strategy
 from tfgpipe.inspection import model_copies
 from tfgpipe.partition import PipelineConfig
 from tfgpipe.pipelined_model import PipelinedModel, pipeline
+from tfgpipe.runtime import coupled_layers
 from tfgpipe.stage import normalization
 
 # The largest deviation that needs no explanation, by the narrowest type of a layer;
@@ -112,7 +113,7 @@ class Verification:
         tolerance: The largest deviation that counts as equal.
         comparisons: Every tensor that was compared.
         by_microbatch: The same, beside plain Keras on the same microbatches one after
-            another; empty if that was not needed.
+            another, with `added_losses="microbatch"`; empty if that was not needed.
         causes: Layers that depend on the microbatches, in the order of the model.
     """
 
@@ -231,11 +232,6 @@ def verify(
         TypeError: If the model is not compiled, or has a `call` of its own.
         ValueError: If no such pipeline can be built. Under a strategy of replicas.
     """
-    if current_strategy().is_distributed:
-        raise ValueError(
-            "A pipeline without replicas is compared. Received a call in the scope of "
-            "a strategy. Verify outside of it."
-        )
     batch = _checked(batch)
     if isinstance(model, PipelinedModel) and not options:
         options = vars(model.config)
@@ -249,11 +245,28 @@ def verify(
     result = Verification(plain.name, K, M, tolerance, compared)
     if result.is_equal:
         return result
-    return _explained(result, ours, whole, pieces, pipelined, batch)
+    if coupled_layers(pipelined.pipelined.pipeline, training=True).keys:
+        # Such losses are of the mini-batch in `ours`; beside microbatches, of these.
+        again = _recording(model_copies.compiled_copies(model)())
+        model_copies.copy_state(pieces, again)
+        apart = pipeline(again, **{**options, "added_losses": "microbatch"})
+        steps = ours, _Step.of(apart, batch)
+    else:
+        steps = ours, ours
+    return _explained(result, steps, whole, pieces, pipelined, batch)
 
 
 def _checked(batch: Any) -> tuple[Any, ...]:
-    """Returns a mini-batch for a dataset, or raises ValueError if it is none."""
+    """Returns a mini-batch for a dataset.
+
+    Raises:
+        ValueError: If it is none, or there is a strategy of replicas.
+    """
+    if current_strategy().is_distributed:
+        raise ValueError(
+            "A pipeline without replicas is compared. Received a call in the scope of "
+            "a strategy. Verify outside of it."
+        )
     if not isinstance(batch, tuple) or not 2 <= len(batch) <= 3:
         raise ValueError(
             "`batch` is a tuple `(x, y)` or `(x, y, sample_weight)`. Received "
@@ -265,7 +278,7 @@ def _checked(batch: Any) -> tuple[Any, ...]:
 
 def _explained(
     result: Verification,
-    ours: _Step,
+    ours: tuple[_Step, _Step],
     whole: _Step,
     pieces: keras.Model,
     pipelined: PipelinedModel,
@@ -275,7 +288,7 @@ def _explained(
 
     Args:
         result: The result.
-        ours: The step of the pipeline.
+        ours: The step of the pipeline, and one with all losses by microbatch.
         whole: The step of plain Keras on the mini-batch.
         pieces: The plain model, which has made no step.
         pipelined: The pipeline.
@@ -292,8 +305,8 @@ def _explained(
         each = _compared(_Step.of(plain, batch), by_microbatch)
         off.append([x.deviation for x in each])
 
-    def beside(expected: _Step) -> tuple[Comparison, ...]:
-        both = zip(_compared(ours, expected), *off, strict=True)
+    def beside(step: _Step, expected: _Step) -> tuple[Comparison, ...]:
+        both = zip(_compared(step, expected), *off, strict=True)
         return tuple(dataclasses.replace(x, rounding=max(y)) for x, *y in both)
 
     codec, moved = pipelined.config.transfer_dtype, _moved_by_all(pipelined)
@@ -301,8 +314,10 @@ def _explained(
         causes.append(Cause(f"transfer_dtype={codec}", "compresses", math.nan))
     return dataclasses.replace(
         result,
-        comparisons=beside(whole),
-        by_microbatch=tuple(x for x in beside(by_microbatch) if x.name not in moved),
+        comparisons=beside(ours[0], whole),
+        by_microbatch=tuple(
+            x for x in beside(ours[1], by_microbatch) if x.name not in moved
+        ),
         causes=tuple(causes),
     )
 

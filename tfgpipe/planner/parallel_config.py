@@ -18,6 +18,8 @@ from tfgpipe.schedules import Schedule, SchedulePolicy
 
 # The policies that a search tries.
 REMATS: tuple[remat_lib.Name, ...] = ("none", "auto", "stage", "layer")
+# By `shard_replicas` the state that replicas share out.
+_SHARED = {"none": (), "slots": ("slots",), "weights": ("slots", "weights")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class ParallelConfig(StepConfig):
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
             recomputes when asked.
-        shard_replicas: What replicas share out, as of `tfgpipe.PipelineStrategy`:
+        shard_replicas: State that replicas share out, as of `tfgpipe.PipelineStrategy`:
             `"slots"` of the optimizer, so that each updates 1 / D of the weights; or
             `"weights"` as well, of which each has a slice, and gathers those of a stage
             for its passes.
@@ -65,17 +67,20 @@ class ParallelConfig(StepConfig):
         v, name = self.stages_per_device, self.schedule.name
         order = name if v == 1 else f"{name} x {v}"
         shares = self.shard_replicas
-        return order if shares == "none" else f"{order}, {shares} / {self.num_replicas}"
+        return f"{order}, {shares} / {self.num_replicas}" if _SHARED[shares] else order
 
     @property
     def slot_share(self) -> float:
         """The share of slots and updates that a replica has."""
-        return 1.0 if self.shard_replicas == "none" else 1 / self.num_replicas
+        return self._share("slots")
 
     @property
     def weight_share(self) -> float:
         """The share of weights that a replica has between passes."""
-        return 1 / self.num_replicas if self.shard_replicas == "weights" else 1.0
+        return self._share("weights")
+
+    def _share(self, what: str) -> float:
+        return 1 / self.num_replicas if what in _SHARED[self.shard_replicas] else 1.0
 
     @property
     def total_devices(self) -> int:
