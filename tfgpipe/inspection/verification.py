@@ -245,15 +245,26 @@ def verify(
     result = Verification(plain.name, K, M, tolerance, compared)
     if result.is_equal:
         return result
+    steps = ours, ours
     if coupled_layers(pipelined.pipelined.pipeline, training=True).keys:
-        # Such losses are of the mini-batch in `ours`; beside microbatches, of these.
-        again = _recording(model_copies.compiled_copies(model)())
-        model_copies.copy_state(pieces, again)
-        apart = pipeline(again, **{**options, "added_losses": "microbatch"})
-        steps = ours, _Step.of(apart, batch)
-    else:
-        steps = ours, ours
+        steps = ours, _by_microbatch(model, pieces, batch, options)
     return _explained(result, steps, whole, pieces, pipelined, batch)
+
+
+def _by_microbatch(
+    model: Any, like: keras.Model, batch: tuple[Any, ...], options: Mapping[str, Any]
+) -> _Step:
+    """Returns the step of a pipeline that takes all losses by microbatch.
+
+    Args:
+        model: The model, or a function that returns it.
+        like: A model with the weights and state that it is to begin with.
+        batch: The mini-batch.
+        options: Options of the pipeline.
+    """
+    made = _recording(model_copies.compiled_copies(model)())
+    model_copies.copy_state(like, made)
+    return _Step.of(pipeline(made, **{**options, "added_losses": "microbatch"}), batch)
 
 
 def _checked(batch: Any) -> tuple[Any, ...]:
