@@ -76,14 +76,15 @@ class CoupledLosses:
         raise ValueError(
             "A loss that a layer adds and that couples examples is made by other "
             f"operations for {rows} examples than for {BATCH}. Use batches of a size "
-            "that num_microbatches divides, or `num_microbatches=1`."
+            "that num_microbatches divides, `num_microbatches=1`, or "
+            "`added_losses='microbatch'`."
         )
 
     def evaluate(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of the losses of a cut of the whole mini-batch."""
         pairs = zip(values, self.cuts[0], strict=True)
         losses = self.function([batch_cuts.join_rows(x, cut) for x, cut in pairs])
-        return tf.reduce_sum(stack_losses(losses))
+        return _sum(losses)
 
 
 class CoupledLayers:
@@ -157,7 +158,7 @@ class CoupledLayers:
             for device, coupled, keys in self._calls
         ]
         last = self.pipeline.strategy.primary_devices[-1]
-        return small_functions.run_on(last, tf.add_n, each)
+        return small_functions.run_on(last, _sum, each)
 
     def gradients(
         self, inputs: Tensors, schedule: Schedule, loss_grad: tf.Tensor
@@ -191,7 +192,7 @@ class CoupledLayers:
             floats = [key for key in keys if values[key].dtype.is_floating]
             gradients.update(zip(floats, made, strict=True))
         last = self.pipeline.strategy.primary_devices[-1]
-        return small_functions.run_on(last, tf.add_n, losses), gradients
+        return small_functions.run_on(last, _sum, losses), gradients
 
     def run(
         self, inputs: Tensors, *, schedule: Schedule, training: bool | None
@@ -220,6 +221,11 @@ def coupled_layers(pipeline: Pipeline, *, training: bool | None) -> CoupledLayer
     return found
 
 
+def _sum(losses: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of losses, in at least single precision."""
+    return tf.reduce_sum(stack_losses(losses))
+
+
 def add_losses(loss: tf.Tensor, other: tf.Tensor | None) -> tf.Tensor:
     """Returns the sum of two losses, of which the second may be None."""
     return loss if other is None else loss + tf.cast(other, loss.dtype)
@@ -230,12 +236,18 @@ def _coupled_calls(
 ) -> Iterator[tuple[int, Hashable, Segment, layer_probes.LayerVerdict]]:
     """Yields index, kind and verdict of calls of which a loss couples examples."""
     graph, specs = pipeline.captured.graph, pipeline.captured.specs
-    is_wanted = pipeline.probed and pipeline.added_losses == "mini_batch"
+    coupled = {
+        kind: verdict
+        for (kind, mode), verdict in pipeline.probed.items()
+        if mode == training
+        and isinstance(verdict, layer_probes.LayerVerdict)
+        and verdict.coupled_losses
+    }
+    is_wanted = coupled and pipeline.added_losses == "mini_batch"
     for i, call in enumerate(graph.calls if is_wanted else ()):
         kind = layer_probes.kind_of(call, [specs[n] for n in call.input_ids])
-        verdict = pipeline.probed.get((kind, training))
-        if isinstance(verdict, layer_probes.LayerVerdict) and verdict.coupled_losses:
-            yield i, kind, graph.segment(slice(i, i + 1)), verdict
+        if kind in coupled:
+            yield i, kind, graph.segment(slice(i, i + 1)), coupled[kind]
 
 
 def _find(
