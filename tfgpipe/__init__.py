@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfgpipe import schedules as schedules
     from tfgpipe import tensor_parallel as tensor_parallel
     from tfgpipe.accelerators import dry_run as dry_run
+    from tfgpipe.capture import functional as functional
     from tfgpipe.devices import ShardingSpec as ShardingSpec
     from tfgpipe.devices import make_logical_cpus as make_logical_cpus
     from tfgpipe.distribution import (
@@ -63,6 +64,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     submodules="accelerators cluster layers planner quantization remat schedules "
     "tensor_parallel",
     accelerators="dry_run",
+    capture="functional",
     devices="ShardingSpec make_logical_cpus",
     distribution="MultiWorkerPipelineStrategy PipelineStrategy SPMDPipelineStrategy "
     "place_optimizer",

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfgpipe import cluster
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, first_names, unique
-from tfgpipe.capture import tracer
+from tfgpipe.capture import functional, tracer
 from tfgpipe.devices import Mesh, device_type, sharding, small_functions
 from tfgpipe.distribution import (
     StageStrategy,
@@ -630,9 +630,13 @@ def _penalize(
 
 @takes_options(ModelOptions)
 def pipeline(
-    model: keras.Model, *, name: str | None = None, **options: Unpack[ModelOptions]
+    model: keras.Model,
+    *,
+    sample: Any = None,
+    name: str | None = None,
+    **options: Unpack[ModelOptions],
 ) -> PipelinedModel:
-    """Returns a pipeline of a Functional or Sequential model.
+    """Returns a pipeline of a model.
 
     Inputs, outputs and their names are those of the model. Weights are shared, and move
     to the devices of their stages; so do the slots of the optimizer, if the model is
@@ -650,12 +654,16 @@ def pipeline(
     TensorShape([8, 1])
 
     Args:
-        model: A Functional model, or a Sequential one that is built.
+        model: A Functional model, a Sequential one that is built, or, with a sample,
+            one with a `call` of its own.
+        sample: A mini-batch as such a model takes it, on which its `call` is recorded:
+            see `tfgpipe.functional`.
         name: The pipeline's name. Defaults to that of the model.
         **options: Fields of `tfgpipe.PipelineConfig`.
 
     Raises:
-        TypeError: If `model` has a `call` of its own.
+        TypeError: If `model` has a `call` of its own and there is no sample, or it
+            cannot be recorded.
         ValueError: If it cannot be partitioned so, or devices are missing.
     """
     argument_checks.check_instance(
@@ -670,7 +678,9 @@ def pipeline(
             f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
             "give its layers as a list to `tfgpipe.PipelinedModel`."
         )
-    pipelined = PipelinedModel(model, name=name or model.name, **options)
+    _check_methods(model)
+    recorded = model if sample is None else functional(model, sample)
+    pipelined = PipelinedModel(recorded, name=name or model.name, **options)
     if model.compiled:
         # Where XLA compiles the model, it compiles the stages instead.
         compiled = {

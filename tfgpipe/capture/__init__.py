@@ -8,10 +8,10 @@ from tfgpipe.capture.ir import Call, CallGraph, Segment, Value
 if TYPE_CHECKING:
     from tfgpipe.capture import dtype_policies, input_checks, source_model, tracer
     from tfgpipe.capture.interpreter import Interpreter, TensorKey, layer_variables
+    from tfgpipe.capture.recording import functional
     from tfgpipe.capture.scope import (
         Accumulator,
         TracingScope,
-        check_assignments,
         is_differentiable,
         stack_losses,
     )
@@ -20,5 +20,6 @@ __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
     submodules="dtype_policies input_checks source_model tracer",
     interpreter="Interpreter TensorKey layer_variables",
-    scope="Accumulator TracingScope check_assignments is_differentiable stack_losses",
+    recording="functional",
+    scope="Accumulator TracingScope is_differentiable stack_losses",
 )

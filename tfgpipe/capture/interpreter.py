@@ -20,7 +20,6 @@ from tfgpipe.capture.ir import Call, CallGraph, Segment, Value
 from tfgpipe.capture.scope import (
     Accumulator,
     TracingScope,
-    check_assignments,
     is_differentiable,
 )
 from tfgpipe.remat import Remat
@@ -167,7 +166,7 @@ class Interpreter:
             with inner:
                 self._run_calls(part.calls, inside, inner, first)
             outputs = [inside[i] for i in part.output_ids]
-            check_assignments(inner, [*weights, *state])
+            inner.check_assignments([*weights, *state])
             scope.captured_variables += inner.captured_variables
             effects.append(_SideEffects.of(inner, arguments.values(), outputs))
             return [*outputs, *inner.losses]

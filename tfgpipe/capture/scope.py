@@ -110,6 +110,21 @@ class TracingScope(keras.StatelessScope):
             self.captured_variables.append(variable)
         return value
 
+    def check_assignments(self, carried: Sequence[keras.Variable]) -> None:
+        """Raises ValueError if a variable has been assigned that is not carried."""
+        known = IdentityMap((variable, None) for variable in carried)
+        for variable in self.assigned_variables:
+            if variable not in known:
+                raise ValueError(
+                    "A layer inside the pipeline assigns a variable that the pipeline "
+                    "does not carry from microbatch to microbatch. Expected one among "
+                    "the `variables` of a layer, or of a metric of a layer; received "
+                    f"'{variable.path}'. If it is the seed of `keras.random` functions "
+                    "called without `seed=`, give the layer its own "
+                    "`self.seed = keras.random.SeedGenerator(...)` and pass "
+                    "`seed=self.seed`; else make it by `self.add_weight`."
+                )
+
 
 def is_differentiable(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor is of a type that has gradients."""
@@ -125,19 +140,3 @@ def stack_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
         return None
     dtype = tf.float64 if tf.float64 in [loss.dtype for loss in losses] else tf.float32
     return tf.stack([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
-
-
-def check_assignments(scope: TracingScope, carried: Sequence[keras.Variable]) -> None:
-    """Raises ValueError if a variable has been assigned that is not carried."""
-    known = IdentityMap((variable, None) for variable in carried)
-    for variable in scope.assigned_variables:
-        if variable not in known:
-            raise ValueError(
-                "A layer inside the pipeline assigns a variable that the pipeline "
-                "does not carry from microbatch to microbatch. Expected one among the "
-                "`variables` of a layer, or of a metric of a layer; received "
-                f"'{variable.path}'. If it is the seed of `keras.random` functions "
-                "called without `seed=`, give the layer its own "
-                "`self.seed = keras.random.SeedGenerator(...)` and pass "
-                "`seed=self.seed`; else make it by `self.add_weight`."
-            )

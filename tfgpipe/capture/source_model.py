@@ -297,10 +297,8 @@ def check_layer_list(
         raise TypeError(
             "A pipeline partitions Functional and Sequential models, whose calls Keras "
             f"knows. Received '{layers.name}' of type {type(layers).__name__}, which "
-            "has a `call` of its own. If that consists of layers and `keras.ops`, give "
-            "`keras.Model(x, model.call(x))` for `x = keras.Input(shape)`; else give "
-            "its layers as a list, or write it with "
-            "`keras.Model(inputs, outputs)`."
+            "has a `call` of its own. Record it on a mini-batch, "
+            "`tfgpipe.functional(model, x)`, or give `sample=x` to `tfgpipe.pipeline`."
         )
     if not isinstance(layers, Sequence) or not layers:
         raise ValueError(

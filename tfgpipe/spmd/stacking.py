@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals, tf_internals
 from tfgpipe._util import IdentityMap, unique
-from tfgpipe.capture import TracingScope, check_assignments
+from tfgpipe.capture import TracingScope
 from tfgpipe.spmd.loop import StageFunction
 from tfgpipe.stage import layer_checks
 
@@ -126,7 +126,7 @@ class StackedStages:
             with scope:
                 for layer in self._stages[0]:
                     x = layer(x, training=training)
-            check_assignments(scope, known)
+            scope.check_assignments(known)
             for variable in scope.assigned_variables:
                 if variable not in kept:
                     raise ValueError(

@@ -25,7 +25,6 @@ from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import (
     TracingScope,
-    check_assignments,
     is_differentiable,
     stack_losses,
 )
@@ -176,7 +175,7 @@ def _run(
     """Returns the outputs of a stage, and the losses that its layers add, `[n]`."""
     with scope:
         made = body(inputs)
-    check_assignments(scope, variables)
+    scope.check_assignments(variables)
     if scope.captured_variables:
         raise CapturedVariablesError(unique(scope.captured_variables))
     return made, stack_losses(scope.losses)
