@@ -679,7 +679,10 @@ def pipeline(
             "give its layers as a list to `tfgpipe.PipelinedModel`."
         )
     _check_methods(model)
-    recorded = model if sample is None else functional(model, sample)
+    recorded = model
+    if sample is not None:
+        num_calls = options.get("num_stages") or 1
+        recorded = functional(model, sample, num_calls=num_calls)
     pipelined = PipelinedModel(recorded, name=name or model.name, **options)
     if model.compiled:
         # Where XLA compiles the model, it compiles the stages instead.

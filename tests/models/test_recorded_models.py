@@ -130,6 +130,101 @@ def test_calls_of_the_model_are_those_of_the_pipeline():
     assert kinds == [*block, "Add", *block, "Maximum", *head]
 
 
+class Encoder(layers.Layer):
+    """Does all the work of a model, in blocks that are layers of layers as well."""
+
+    def __init__(self, depth, **kwargs):
+        super().__init__(**kwargs)
+        self.blocks = [Block() for _ in range(depth)]
+
+    def call(self, x, training=False):
+        for block in self.blocks:
+            x = block(x, training=training)
+        return x
+
+
+class Block(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner, self.outer = layers.Dense(12, activation="tanh"), layers.Dense(8)
+        self.dropout = layers.Dropout(0.0, seed=2)
+
+    def call(self, x, training=False):
+        return x + self.dropout(self.outer(self.inner(x)), training=training)
+
+
+class Encoding(keras.Model):
+    def __init__(self, depth=3):
+        super().__init__()
+        self.encoder, self.head = Encoder(depth), layers.Dense(3)
+
+    def call(self, x, training=False):
+        return self.head(self.encoder(x, training=training))
+
+
+def test_a_layer_that_does_all_the_work_is_opened(floatx):
+    double(floatx)
+    arguments = {"num_stages": 4, "num_microbatches": 4, "schedule": "1f1b"}
+    assert_alike(Encoding, X, Y, "mse", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "kinds"),
+    [
+        (2, ["Encoder", "Dense"]),
+        (3, ["Block", "Block", "Block", "Dense"]),
+        (5, [*["Dense", "Dense", "Dropout", "Add"] * 3, "Dense"]),
+        (99, [*["Dense", "Dense", "Dropout", "Add"] * 3, "Dense"]),
+    ],
+)
+def test_layers_are_opened_as_far_as_is_needed(num_calls, kinds):
+    model = tfgpipe.functional(Encoding(), X, num_calls=num_calls)
+    pipelined = tfgpipe.PipelinedLayer(model, num_stages=1, num_microbatches=1)
+    calls = pipelined.stages[0].segment.calls
+    assert [type(call.layer).__name__ for call in calls] == kinds
+    again = tfgpipe.functional(model, num_calls=num_calls)
+    np.testing.assert_array_equal(again(X), model(X))
+
+
+class Whole(Block):
+    """May be opened, but for what is said."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+        if kind == "weights":
+            self.scale = self.add_weight(shape=(8,), initializer="ones")
+
+    def call(self, x, training=False):
+        if self.kind == "tensors":
+            x = tf.nn.relu(x)
+        if self.kind == "modes" and training:
+            x = self.dropout(x)
+        if self.kind == "losses":
+            self.add_loss(ops.mean(x))
+        return super().call(x, training=training)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("weights", "has variables of its own"),
+        ("tensors", r"recorded at test_recorded_models.py, line \d+, `x = tf.nn.relu"),
+        ("modes", "Dropout in training where it applies Dense in inference"),
+        ("losses", r"line \d+, `self.add_loss\(ops.mean\(x\)\)`"),
+        ("regularizer", "regularizes its activity"),
+    ],
+)
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_layers_that_do_more_stay_whole(kind, reason):
+    extra = {"activity_regularizer": "l2"} if kind == "regularizer" else {}
+    x = keras.Input((8,))
+    layer = Whole(kind, name="more", **extra)
+    model = keras.Model(x, layers.Dense(2)(layer(x)))
+    with pytest.warns(UserWarning, match=f"'more' stays whole, .*{reason}"):
+        assert tfgpipe.functional(model, num_calls=4) is model
+
+
 def test_half_precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:

@@ -1196,6 +1196,26 @@ STATE = (
         ),
     ),
     Fault(
+        "a layer that is called on a constant is no longer trained, and none says so",
+        "tfgpipe/capture/recording.py",
+        "    if lacking:\n",
+        "    if lacking and False:\n",
+        (
+            "tests/models/test_recorded_models.py::"
+            "test_what_cannot_be_recorded_is_named",
+        ),
+    ),
+    Fault(
+        "a recorded model trains what it applies in inference",
+        "tfgpipe/capture/recording.py",
+        "    if not calls[None] == calls[True] == calls[False]:\n",
+        "    if not calls[None] == calls[False]:\n",
+        (
+            "tests/models/test_recorded_models.py::"
+            "test_what_cannot_be_recorded_is_named",
+        ),
+    ),
+    Fault(
         "the examples of a loss's probe differ by chance alone",
         "tfgpipe/runtime/loss_probes.py",
         "return tf.cast(noise * growing, dtype)",

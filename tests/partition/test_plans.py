@@ -684,7 +684,9 @@ def test_too_many_stages_are_refused_in_the_same_words_everywhere(make, num_stag
         "stages can be made. 'encoder' (Encoder) holds 3 layers and 75% of the "
         "parameters and is one call, since it is a model with a `call` of its own: "
         "only models are inlined that do nothing but run the calls that Keras knows. "
-        "To split it, give its layers as a list, or write it as a Functional model. "
+        "To split it, record its `call` by `tfgpipe.functional(model, num_calls=...)`, "
+        "if that consists of layers and `keras.ops`, give its layers as a list, or "
+        "write it as a Functional model. "
         "Use num_stages=2 or fewer."
     )
 

@@ -11,7 +11,8 @@ import contextlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, first_names
+from tfgpipe.capture import tracer
 
 # Where errors come from that are not of the user's code.
 _LIBRARIES = tuple(
@@ -30,7 +32,13 @@ _LIBRARIES = tuple(
 _MOST_TEXT = 300
 
 
-def functional(model: keras.Model, sample: Any) -> keras.Model:
+class _ModesDifferError(ValueError):
+    """A `call` applies other layers in training than in inference."""
+
+
+def functional(
+    model: keras.Model, sample: Any = None, *, num_calls: int = 1
+) -> keras.Model:
     """Returns a Functional model of the layers that a model's `call` applies.
 
     The layers, and so the weights, are shared. It is for a model that is written as a
@@ -55,7 +63,12 @@ def functional(model: keras.Model, sample: Any) -> keras.Model:
 
     Args:
         model: The model. If it is not built, it becomes so.
-        sample: A mini-batch as the model takes it, of which shapes and types count.
+        sample: A mini-batch as the model takes it, of which shapes and types count. A
+            Functional model needs none.
+        num_calls: Number of calls to have at least: until there are as many, layers
+            with a `call` of their own are opened, where that can be recorded, level by
+            level. Those with weights of their own, a regularizer of activities, or
+            masks on what they are given stay whole.
 
     Raises:
         TypeError: If its `call` cannot be recorded; the line of it is named.
@@ -63,22 +76,131 @@ def functional(model: keras.Model, sample: Any) -> keras.Model:
             weights to nothing that depends on the inputs.
     """
     argument_checks.check_instance("model", model, keras.Model)
+    argument_checks.check_count("num_calls", num_calls)
     if keras_internals.functional.functional_graph(model) is not None:
-        return model
+        return _with_calls(model, num_calls)
     inputs = keras.tree.map_structure(lambda x: _input(model, x), sample)
     with _naming_lines(model):
         model(inputs)  # Builds it, as a call on data does.
-    graphs = {mode: _recorded(model, inputs, mode) for mode in (None, True, False)}
-    calls = {mode: _calls(graph) for mode, graph in graphs.items()}
-    if not calls[None] == calls[True] == calls[False]:
-        raise ValueError(
-            "A pipeline runs the same layers in training and in inference. Received "
-            f"'{model.name}' of type {type(model).__name__}, whose `call` applies "
-            f"{_difference(calls[True], calls[False])}. Put what depends on `training` "
-            "into a layer."
-        )
-    _check_weights(model, graphs[None])
-    return graphs[None]
+        graph = _recorded(model, (inputs,), {})
+    _check_weights(model, graph)
+    return _with_calls(graph, num_calls)
+
+
+def _with_calls(graph: keras.Model, num_calls: int) -> keras.Model:
+    """Returns a Functional model of so many calls, or as many as there can be.
+
+    Warns of layers that stay whole where there are fewer.
+    """
+    whole: dict[str, str] = {}
+    while len(tracer.capture_functional(graph).graph.calls) < num_calls:
+        more = _opened(graph, whole)
+        if more is not None:
+            graph = more
+            continue
+        for name, reason in whole.items():
+            warnings.warn(
+                f"Layer '{name}' stays whole, since {reason}. Received num_calls="
+                f"{num_calls}.",
+                stacklevel=3,
+            )
+        break
+    return graph
+
+
+def _opened(graph: keras.Model, whole: dict[str, str]) -> keras.Model | None:
+    """Returns a graph in place of whose layers with a `call` are those inside.
+
+    None if there is none that can be recorded.
+
+    Args:
+        graph: The graph.
+        whole: By the name of a layer that stays whole, why. Added to.
+    """
+    inputs = keras.tree.map_structure(_like, graph.input)
+    pairs = zip(graph.inputs, keras.tree.flatten(inputs), strict=True)
+    values: IdentityMap[Any, Any] = IdentityMap(pairs)
+
+    def value(leaf: Any) -> Any:
+        return values[leaf] if isinstance(leaf, keras.KerasTensor) else leaf
+
+    is_opened = False
+    for node in keras_internals.functional.nodes(graph):
+        if any(x not in values for x in node.inputs):
+            continue  # Belongs to another model that shares the layer.
+        args, kwargs = keras.tree.map_structure(value, (node.args, node.kwargs))
+        operation = node.operation
+        inner = _inside(operation, args, kwargs, whole)
+        if inner is not None:
+            is_opened = True
+            if keras_internals.functional.functional_graph(operation) is None:
+                args, kwargs = (_inputs(args),), {}
+            operation = inner
+        outputs = keras.tree.flatten(operation(*args, **kwargs))
+        values.update(zip(node.outputs, outputs, strict=True))
+    if not is_opened:
+        return None
+    outputs = keras.tree.map_structure(value, graph.output)
+    return keras.Model(inputs, outputs, name=graph.name)
+
+
+def _inside(
+    layer: Any, args: Any, kwargs: Mapping[str, Any], whole: dict[str, str]
+) -> keras.Model | None:
+    """Returns the calls inside a layer's call as a model; None if it stays whole.
+
+    A call does more than `call`: it casts, to the model's type here, and handles masks,
+    regularizers and weights of its own, which such layers have none of.
+    """
+    known = keras_internals.functional.functional_graph(layer)
+    if known is not None:
+        return _opened(known, whole)
+    inner = keras_internals.layers.inner_layers(layer)
+    if len(inner) <= 1 or type(layer).__module__.startswith("keras."):
+        return None
+    masks = (keras_internals.calls.get_mask(x) for x in _tensors(args))
+    for is_so, reason in (
+        (layer.activity_regularizer is not None, "it regularizes its activity"),
+        (_has_own_variables(layer), "it has variables of its own"),
+        (any(name != "training" for name in kwargs), "it takes keyword arguments"),
+        (any(mask is not None for mask in masks), "it is given a mask"),
+    ):
+        if is_so:
+            whole[layer.name] = reason
+            return None
+    inputs = keras.tree.map_structure(
+        lambda x: _like(x) if isinstance(x, keras.KerasTensor) else x, args
+    )
+    try:
+        graph = _recorded(layer, inputs, {"dtype": layer.dtype_policy})
+        _check_weights(layer, graph)
+    except Exception as error:  # Whatever it does that takes tensors.
+        whole[layer.name] = f"its `call` cannot be recorded at {_described(error)}"
+        return None
+    return graph
+
+
+def _has_own_variables(layer: keras.Layer) -> bool:
+    """Returns whether a layer has variables that no layer inside it has."""
+    _, *inner = keras_internals.layers.inner_layers(layer)
+    theirs = IdentityMap((v, None) for x in inner for v in x.variables)
+    return any(v not in theirs for v in layer.variables)
+
+
+def _tensors(structure: Any) -> list[keras.KerasTensor]:
+    leaves = keras.tree.flatten(structure)
+    return [x for x in leaves if isinstance(x, keras.KerasTensor)]
+
+
+def _inputs(args: Any) -> Any:
+    """Returns the only argument, if it holds tensors alone, or a list of tensors."""
+    tensors = _tensors(args)
+    only = len(args) == 1 and len(tensors) == len(keras.tree.flatten(args))
+    return args[0] if only else tensors
+
+
+def _like(tensor: keras.KerasTensor) -> keras.KerasTensor:
+    return keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype)
 
 
 def _check_weights(model: keras.Model, graph: keras.Model) -> None:
@@ -115,14 +237,31 @@ def _input(model: keras.Model, leaf: Any) -> keras.KerasTensor:
     return keras.Input(tuple(leaf.shape[1:]), dtype=dtype)
 
 
-def _recorded(model: keras.Model, inputs: Any, training: bool | None) -> keras.Model:
-    """Returns a Functional model of the calls in a mode."""
-    arguments: dict[str, Any] = {}
-    if "training" in inspect.signature(model.call).parameters:
-        arguments["training"] = training
-    with _naming_lines(model):
-        outputs = model.call(inputs, **arguments)
-        return keras.Model(inputs, outputs, name=model.name)
+def _recorded(layer: Any, args: Any, options: Mapping[str, Any]) -> keras.Model:
+    """Returns a Functional model of the calls of a layer's `call`.
+
+    Args:
+        layer: The layer or model.
+        args: Its arguments, with inputs for tensors.
+        options: Options of the Functional model.
+
+    Raises:
+        _ModesDifferError: If they are others in training.
+    """
+    graphs = {}
+    takes_mode = "training" in inspect.signature(layer.call).parameters
+    for mode in (None, True, False):
+        outputs = layer.call(*args, **({"training": mode} if takes_mode else {}))
+        graphs[mode] = keras.Model(_inputs(args), outputs, name=layer.name, **options)
+    calls = {mode: _calls(graph) for mode, graph in graphs.items()}
+    if not calls[None] == calls[True] == calls[False]:
+        raise _ModesDifferError(
+            "A pipeline runs the same layers in training and in inference. Received "
+            f"'{layer.name}' of type {type(layer).__name__}, whose `call` applies "
+            f"{_difference(calls[True], calls[False])}. Put what depends on `training` "
+            "into a layer."
+        )
+    return graphs[None]
 
 
 def _calls(graph: keras.Model) -> list[tuple[str, int | None]]:
@@ -148,19 +287,20 @@ def _naming_lines(model: keras.Model) -> Iterator[None]:
     """Errors inside are told with the line of the user's file they come from."""
     try:
         yield
+    except _ModesDifferError:
+        raise
     except Exception as error:
-        text = " ".join(str(error).split())[:_MOST_TEXT]
         raise TypeError(
             "A pipeline records the `call` of a model on symbolic tensors. Received "
             f"'{model.name}' of type {type(model).__name__}, whose `call` fails at "
-            f"{_line(error)}: {type(error).__name__}: {text} Use "
+            f"{_described(error)} Use "
             "`keras.ops` there, or put what needs tensors into a layer, which stays "
             "whole."
         ) from error
 
 
-def _line(error: BaseException) -> str:
-    """Returns the line of the user's code that an error comes from."""
+def _described(error: BaseException) -> str:
+    """Returns the line of the user's code that an error comes from, and its text."""
     frames: list[traceback.FrameSummary] = []
     cause: BaseException | None = error
     while cause is not None:  # Keras may have raised another one of it.
@@ -168,5 +308,8 @@ def _line(error: BaseException) -> str:
         own = [x for x in found if not x.filename.startswith(_LIBRARIES)]
         frames = own or frames or list(found)
         cause = cause.__cause__ or cause.__context__
-    frame = frames[-1]
-    return f"{Path(frame.filename).name}, line {frame.lineno}, `{frame.line}`"
+    frame, text = frames[-1], " ".join(str(error).split())[:_MOST_TEXT]
+    return (
+        f"{Path(frame.filename).name}, line {frame.lineno}, `{frame.line}`: "
+        f"{type(error).__name__}: {text}"
+    )

@@ -59,7 +59,9 @@ def _describe_largest_opaque(called: Sequence[Any], opaque: Mapping[int, str]) -
         f" '{layer.name}' ({type(layer).__name__}) holds {num_leaves} layers"
         f"{share} and is one call, since it is {opaque[largest]}: only models are "
         "inlined that do nothing but run the calls that Keras knows. To split it, "
-        "give its layers as a list, or write it as a Functional model."
+        "record its `call` by `tfgpipe.functional(model, num_calls=...)`, if that "
+        "consists of layers and `keras.ops`, give its layers as a list, or write it as "
+        "a Functional model."
     )
 
 
