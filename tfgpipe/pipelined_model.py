@@ -672,17 +672,8 @@ def pipeline(
         keras.Model,
         hint=" Give a list of layers to `tfgpipe.PipelinedModel`.",
     )
-    if isinstance(model, keras.Sequential) and not model.built:
-        raise ValueError(
-            "A Sequential model is pipelined once it is built. Received "
-            f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
-            "give its layers as a list to `tfgpipe.PipelinedModel`."
-        )
     _check_methods(model)
-    recorded = model
-    if sample is not None:
-        num_calls = options.get("num_stages") or 1
-        recorded = functional(model, sample, num_calls=num_calls)
+    recorded = _recorded(model, sample, options.get("num_stages"))
     pipelined = PipelinedModel(recorded, name=name or model.name, **options)
     if model.compiled:
         # Where XLA compiles the model, it compiles the stages instead.
@@ -693,6 +684,19 @@ def pipeline(
         pipelined.compile(**compiled)
         pipelined.pipelined.place_slots(model.optimizer)
     return pipelined
+
+
+def _recorded(model: keras.Model, sample: Any, num_stages: int | None) -> keras.Model:
+    """Returns a model whose calls are known: recorded on a sample, if there is one."""
+    if isinstance(model, keras.Sequential) and not model.built:
+        raise ValueError(
+            "A Sequential model is pipelined once it is built. Received "
+            f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
+            "give its layers as a list to `tfgpipe.PipelinedModel`."
+        )
+    if sample is None:
+        return model
+    return functional(model, sample, num_calls=num_stages or 1)
 
 
 def _check_methods(model: Any) -> None:
