@@ -1196,6 +1196,13 @@ STATE = (
         ),
     ),
     Fault(
+        "calls that change a variable are put into another order",
+        "tfgpipe/capture/tracer.py",
+        "            if latest.setdefault(variable, i) > i:\n",
+        "            if latest.setdefault(variable, i) > len(calls):\n",
+        ("tests/capture/test_order.py",),
+    ),
+    Fault(
         "a layer that is called on a constant is no longer trained, and none says so",
         "tfgpipe/capture/recording.py",
         "    if lacking:\n",

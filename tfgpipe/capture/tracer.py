@@ -115,14 +115,17 @@ def capture_functional(model: keras.Model) -> CapturedModel:
     inputs = list(map(builder.add_value, model.inputs))
     outputs = builder.inline(model, inputs)
     structure = keras.tree.pack_sequence_as(model.output, list(map(Value, outputs)))
-    graph = CallGraph(tuple(builder.calls), tuple(inputs), tuple(outputs))
+    order = branches_apart(builder.calls, inputs)
+    calls = tuple(builder.calls[i] for i in order)
+    places = {i: place for place, i in enumerate(order)}
+    graph = CallGraph(calls, tuple(inputs), tuple(outputs))
     captured = CapturedModel(
         graph,
         builder.specs,
         model.input,
         (),
         unpack_single(structure),
-        builder.opaque_calls,
+        {places[i]: reason for i, reason in builder.opaque_calls.items()},
     )
     for value in captured.constants:
         # Only looked for where there is one: variables may have no values yet.
@@ -135,6 +138,48 @@ def capture_functional(model: keras.Model) -> CapturedModel:
                     f"of '{variable.path}'. Leave out `.value`."
                 )
     return captured
+
+
+def branches_apart(calls: Sequence[Call], input_ids: Sequence[int]) -> list[int]:
+    """Returns an order of calls in which those of one input follow one another.
+
+    Keras orders calls by their distance from the outputs, which takes turns between two
+    encoders that a model joins: a b a b a b, join. A stage is of calls that follow one
+    another, so it would have some of both. Here the order is a a a b b b, join. Calls
+    move back alone, to where the last one of their input is, and only if none that
+    reads another input as well needs them before; and none if two would change a
+    variable in another order.
+
+    Args:
+        calls: The calls, each after those whose results it uses.
+        input_ids: Ids of the model's inputs.
+    """
+    inputs = {number: frozenset([number]) for number in input_ids}
+    branches: list[frozenset[int]] = []
+    for call in calls:
+        read = [inputs.get(number, frozenset()) for number in call.input_ids]
+        branches.append(frozenset().union(*read))
+        inputs.update(dict.fromkeys(call.output_ids, branches[-1]))
+    last = {branch: i for i, branch in enumerate(branches) if len(branch) == 1}
+    needed: dict[frozenset[int], int] = {}  # The first call of several that reads one.
+    for i, call in enumerate(calls):
+        for number in call.input_ids:
+            branch = inputs.get(number, frozenset())
+            if branch != branches[i]:
+                needed.setdefault(branch, i)
+    place = {
+        branch: end
+        for branch, end in last.items()
+        if needed.get(branch, len(calls)) > end
+    }
+    order = sorted(range(len(calls)), key=lambda i: (place.get(branches[i], i), i))
+    latest: IdentityMap[keras.Variable, int] = IdentityMap()
+    for i in order:
+        for variable in getattr(calls[i].layer, "non_trainable_variables", ()):
+            if latest.setdefault(variable, i) > i:
+                return list(range(len(calls)))
+            latest[variable] = i
+    return order
 
 
 def capture_layers(
