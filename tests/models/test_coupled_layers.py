@@ -129,6 +129,17 @@ def test_so_it_is_of_a_known_length_and_in_a_searched_order():
     )
 
 
+def test_so_it_is_where_xla_compiles_every_function():
+    plain = experts(LENGTH)
+    pipelined = tfgpipe.pipeline(experts(LENGTH), num_stages=3, num_microbatches=4)
+    compare.copy_state(plain, pipelined)
+    trained(plain)
+    with pipelined.pipelined.traced_for("TPU"):
+        trained(pipelined)
+    for a, b in zip(plain.variables, pipelined.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-10, 1e-10, err_msg=a.path)
+
+
 def test_so_it_is_in_evaluation():
     assert_alike(lambda: experts(always=True), num_stages=2, num_microbatches=4)
 

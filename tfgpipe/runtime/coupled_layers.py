@@ -340,12 +340,8 @@ def _with_gradients(
     with tf.GradientTape() as tape:
         tape.watch(floats)
         loss = evaluate(values)
-    return [
-        loss,
-        *tape.gradient(
-            loss,
-            floats,
-            tf.cast(loss_grad, loss.dtype),
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        ),
-    ]
+    loss_grad, zero = tf.cast(loss_grad, loss.dtype), tf.UnconnectedGradients.ZERO
+    if tf.executing_eagerly():
+        return [loss, *tape.gradient(loss, floats, loss_grad, zero)]
+    # Functions between those of stages may be traced where no tape records.
+    return [loss, *tf.gradients(loss, floats, [loss_grad], unconnected_gradients=zero)]
