@@ -25,8 +25,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgpipe._compat import functions
 from tfgpipe.capture import Segment, TensorKey, stack_losses
-from tfgpipe.devices import small_functions
+from tfgpipe.devices import device_type, small_functions
 from tfgpipe.graph import batch_cuts, eager_run
 from tfgpipe.runtime import layer_probes
 from tfgpipe.runtime.executor import Executor, StepResult
@@ -154,11 +155,10 @@ class CoupledLayers:
     def loss(self, values: Tensors) -> tf.Tensor:
         """Returns the losses of cuts of the whole mini-batch, added."""
         each = [
-            small_functions.run_on(device, coupled.evaluate, [values[k] for k in keys])
+            _differentiably(device, coupled.evaluate, [values[key] for key in keys])
             for device, coupled, keys in self._calls
         ]
-        last = self.pipeline.strategy.primary_devices[-1]
-        return small_functions.run_on(last, _sum, each)
+        return _differentiably(self.pipeline.strategy.primary_devices[-1], _sum, each)
 
     def gradients(
         self, inputs: Tensors, schedule: Schedule, loss_grad: tf.Tensor
@@ -224,6 +224,17 @@ def coupled_layers(pipeline: Pipeline, *, training: bool | None) -> CoupledLayer
 def _sum(losses: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of losses, in at least single precision."""
     return tf.reduce_sum(stack_losses(losses))
+
+
+def _differentiably(
+    device: str, function: Callable[..., Any], values: list[tf.Tensor]
+) -> tf.Tensor:
+    """Returns the result of a function on a device, which a tape may record."""
+    if device_type(device) == "TPU":
+        function = functions.compiled(function)
+    with tf.device(device):
+        result: tf.Tensor = function(values)
+    return result
 
 
 def add_losses(loss: tf.Tensor, other: tf.Tensor | None) -> tf.Tensor:
