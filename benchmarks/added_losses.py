@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import time
 from typing import Any
 
 import keras
@@ -22,6 +21,7 @@ import numpy as np
 
 import tfgpipe
 from benchmarks import tables
+from benchmarks.tune import in_turns, stepper
 
 VOCABULARY = 512
 
@@ -77,13 +77,8 @@ def rows(flags: Any) -> list[tables.Row]:
             float(np.abs(w.numpy() - b).max() / np.abs(b - a).max())
             for w, a, b in zip(model.trainable_weights, before, after, strict=True)
         )
-    times: dict[Any, list[float]] = {key: [] for key in models}
-    for _ in range(flags.rounds):
-        for key, model in models.items():
-            start = time.perf_counter()
-            for _ in range(flags.steps):
-                model.train_on_batch(x, y)
-            times[key].append((time.perf_counter() - start) / flags.steps)
+    sides = {key: stepper(model, (x, y)) for key, model in models.items()}
+    times = in_turns(sides, flags.rounds)
     medians = {key: statistics.median(each) for key, each in times.items()}
     return [
         {
@@ -106,8 +101,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     flags = parser.parse_args()
     tfgpipe.make_logical_cpus(flags.stages)
     print(tables.draw(rows(flags)))

@@ -16,11 +16,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import tables
 from benchmarks.peers.turns import TIMED
 from benchmarks.worker import Schedule
+
+_K = TypeVar("_K")
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zero_bubble")
 MICROBATCHES = (4, 8)
@@ -81,10 +83,10 @@ def measure(name: str, *, rounds: int, trials: int) -> None:
 
 
 def in_turns(
-    sides: Mapping[str, Callable[[], Any]], rounds: int
-) -> dict[str, list[float]]:
+    sides: Mapping[_K, Callable[[], Any]], rounds: int
+) -> dict[_K, list[float]]:
     """Returns the seconds of each side in each round."""
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    seconds: dict[_K, list[float]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, step in sides.items():
             begin = time.perf_counter()

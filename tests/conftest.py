@@ -57,6 +57,19 @@ def floatx() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.fixture
+def double_precision() -> Iterator[None]:
+    """Computes in double precision, losses as well."""
+    import keras
+
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+@pytest.fixture
 def mixed_precision() -> Iterator[None]:
     """Computes in half precision, and keeps weights in single."""
     import keras

@@ -15,7 +15,7 @@ from tfgpipe import cluster
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, first_names, unique
 from tfgpipe.capture import functional, tracer
-from tfgpipe.devices import Mesh, device_type, sharding, small_functions
+from tfgpipe.devices import Mesh, sharding, small_functions
 from tfgpipe.distribution import (
     StageStrategy,
     current_strategy,
@@ -570,14 +570,12 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 if variable.regularizer is None or not variable.trainable:
                     continue
                 device = devices[stage.index][shards.get(variable, 0)]
-                penalize: Callable[..., Any] = functools.partial(
-                    _penalize, variable.regularizer
-                )
-                if device_type(device) == "TPU":
-                    penalize = functions.compiled(penalize)
+                penalize = functools.partial(_penalize, variable.regularizer)
                 with tf.device(device):
                     value = tf.convert_to_tensor(variable.value)
-                    loss, gradient = penalize(value, num_replicas)
+                loss, gradient = small_functions.call_on(
+                    device, penalize, value, num_replicas
+                )
                 penalties.append(_WeightRegularization(variable, loss, gradient))
         return penalties
 
@@ -672,7 +670,6 @@ def pipeline(
         keras.Model,
         hint=" Give a list of layers to `tfgpipe.PipelinedModel`.",
     )
-    _check_methods(model)
     recorded = _recorded(model, sample, options.get("num_stages"))
     pipelined = PipelinedModel(recorded, name=name or model.name, **options)
     if model.compiled:
@@ -696,6 +693,7 @@ def _recorded(model: keras.Model, sample: Any, num_stages: int | None) -> keras.
         )
     if sample is None:
         return model
+    _check_methods(model)
     return functional(model, sample, num_calls=num_stages or 1)
 
 

@@ -19,17 +19,6 @@ X = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH))
 Y = np.random.default_rng(1).normal(size=(ROWS, LENGTH, 3))
 
 
-@pytest.fixture
-def double_precision():
-    """Losses, too, are in float64."""
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
-
-
 class Experts(layers.Layer):
     """A mixture of experts as in Switch Transformer, with top-2 gates."""
 

@@ -20,17 +20,6 @@ X = np.random.default_rng(0).normal(size=(ROWS, 8))
 Y = np.random.default_rng(1).uniform(size=(ROWS, 4))
 
 
-@pytest.fixture
-def double_precision():
-    """Losses, too, are in float64."""
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
-
-
 def contrastive(y, p):
     """InfoNCE of the first half of a row with the second half of all rows."""
     a, b = ops.split(p, 2, axis=1)

@@ -1245,8 +1245,8 @@ STATE = (
     Fault(
         "a cut is where examples have been put together already",
         "tfgpipe/graph/batch_cuts.py",
-        "any(given) or len(_batch_axes(x, twins)) != 1",
-        "len(_batch_axes(x, twins)) != 1",
+        "any(given) or len(_batch_axes(x, counterparts)) != 1",
+        "len(_batch_axes(x, counterparts)) != 1",
         (
             "tests/models/test_coupled_layers.py::"
             "test_other_losses_that_couple_examples",

@@ -2,7 +2,8 @@
 
 Where a model's `call` consists of layers and `keras.ops`, Keras remembers what is
 applied to symbolic tensors. Python's control flow is followed as it goes for what is
-known: sizes, settings, numbers of layers. Layers stay whole, whatever they do inside.
+known: sizes, settings, numbers of layers. Layers stay whole, whatever they do inside,
+unless more calls are asked for: then what a layer's own `call` applies is recorded too.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ def _difference(some: list[Any], others: list[Any]) -> str:
 
 @contextlib.contextmanager
 def _naming_lines(model: keras.Model) -> Iterator[None]:
-    """Errors inside are told with the line of the user's file they come from."""
+    """Errors inside name the line of the user's file that they come from."""
     try:
         yield
     except _ModesDifferError:

@@ -172,12 +172,15 @@ def branches_apart(calls: Sequence[Call], input_ids: Sequence[int]) -> list[int]
         for branch, end in last.items()
         if needed.get(branch, len(calls)) > end
     }
-    order = sorted(range(len(calls)), key=lambda i: (place.get(branches[i], i), i))
+    usual = list(range(len(calls)))
+    order = sorted(usual, key=lambda i: (place.get(branches[i], i), i))
+    if order == usual:
+        return usual
     latest: IdentityMap[keras.Variable, int] = IdentityMap()
     for i in order:
         for variable in getattr(calls[i].layer, "non_trainable_variables", ()):
             if latest.setdefault(variable, i) > i:
-                return list(range(len(calls)))
+                return usual
             latest[variable] = i
     return order
 

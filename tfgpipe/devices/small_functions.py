@@ -44,6 +44,22 @@ def run_on(device: str, function: Callable[..., Any], *args: Any) -> Any:
         return results if is_list else results[0]
 
 
+def call_on(device: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Returns the results of a function on a device, as `run_on` does.
+
+    It is traced where it is called, so tapes record it, inside and around it.
+
+    Args:
+        device: The device.
+        function: The function, which is pure.
+        *args: Its arguments.
+    """
+    if device_type(device) == "TPU":
+        function = functions.compiled(function)
+    with tf.device(device):
+        return function(*args)
+
+
 @contextlib.contextmanager
 def scalars_scope(device: str) -> Iterator[None]:
     """Operations on a few numbers inside are on the host if a device is a TPU.

@@ -25,12 +25,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe._compat import functions
+from tfgpipe.graph import eager_run
 
 # From a loss back to a tensor: types of operations, and indices of their inputs.
 Path = tuple[tuple[str, int], ...]
 
 # By operation the same one in another graph.
-Twins = Mapping[tf.Operation, tf.Operation] | None
+Counterparts = Mapping[tf.Operation, tf.Operation] | None
 
 # Operations of which the results depend on the shapes of their inputs alone.
 _OF_SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
@@ -73,21 +74,21 @@ class Cut:
 def find(
     losses: Sequence[tf.Tensor],
     inputs: Sequence[tf.Tensor],
-    twins: Twins,
+    counterparts: Counterparts,
 ) -> list[Cut]:
     """Returns a cut of the graph of losses.
 
     Args:
         losses: The losses, tensors of a graph.
         inputs: Placeholders with values for each example.
-        twins: For each operation the same one in a graph of another batch size; None
-            if an axis grows with the batch where its length is unknown.
+        counterparts: For each operation the same one in a graph of another batch size;
+            None if an axis grows with the batch where its length is unknown.
 
     Raises:
         NotImplementedError: If there is none: if what comes after depends on weights
             or random numbers.
     """
-    mixed = _mixed_tensors(losses[0].graph, inputs, twins)
+    mixed = _mixed_tensors(losses[0].graph, inputs, counterparts)
     found: dict[str, tf.Tensor] = {}
     remaining, seen = list(losses), {x.name for x in losses}
     while remaining:
@@ -100,7 +101,7 @@ def find(
         remaining += [x for x in tensor.op.inputs if x.name not in seen]
         seen.update(x.name for x in tensor.op.inputs)
     paths = _paths(losses, found)
-    return [_described(x, *paths[name], twins) for name, x in found.items()]
+    return [_described(x, *paths[name], counterparts) for name, x in found.items()]
 
 
 def _paths(
@@ -133,9 +134,9 @@ def _described(
     tensor: tf.Tensor,
     loss: int,
     path: Path,
-    twins: Twins,
+    counterparts: Counterparts,
 ) -> Cut:
-    (axis,) = _batch_axes(tensor, twins)
+    (axis,) = _batch_axes(tensor, counterparts)
     shape = tuple(None if i == axis else n for i, n in enumerate(tensor.shape))
     return Cut(loss, path, axis, shape, tensor.dtype)
 
@@ -145,14 +146,7 @@ def function_of(
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
     """Returns the function from a cut to losses, copied from their graph."""
     graph_def = losses[0].graph.as_graph_def()
-    fed = {x.op.name for x in cut}
-    needed: set[str] = set()
-    remaining = [x.op for x in losses]
-    while remaining:
-        op = remaining.pop()
-        if op.name not in needed and op.name not in fed:
-            needed.add(op.name)
-            remaining += [x.op for x in op.inputs]
+    needed = {op.name for op in eager_run.needed_operations(losses, given=cut)}
     nodes = [node for node in graph_def.node if node.name in needed]
     for node in nodes:
         functions.forget_trace(node)
@@ -176,29 +170,28 @@ def function_of(
 def _mixed_tensors(
     graph: tf.Graph,
     inputs: Sequence[tf.Tensor],
-    twins: Twins,
+    counterparts: Counterparts,
 ) -> dict[str, bool]:
     """Returns for tensors that depend on examples whether they mix them."""
-    mixed = {x.name: False for x in inputs if _batch_axes(x, twins) == [0]}
+    mixed = {x.name: False for x in inputs if _batch_axes(x, counterparts) == [0]}
     for op in graph.get_operations():
         if op.type == "Placeholder" or op.type in _OF_SHAPES:
             continue
         given = [mixed[x.name] for x in op.inputs if x.name in mixed]
         if given:
             for x in op.outputs:
-                mixed[x.name] = any(given) or len(_batch_axes(x, twins)) != 1
+                mixed[x.name] = any(given) or len(_batch_axes(x, counterparts)) != 1
     return mixed
 
 
-def _batch_axes(tensor: tf.Tensor, twins: Twins) -> list[int]:
+def _batch_axes(tensor: tf.Tensor, counterparts: Counterparts) -> list[int]:
     """Returns the axes that grow with the batch; none if the rank is not known."""
     if tensor.shape.rank is None:
         return []
-    if twins is None:
+    if counterparts is None:
         return [i for i, size in enumerate(tensor.shape) if size is None]
-    pairs = zip(
-        tensor.shape, twins[tensor.op].outputs[tensor.value_index].shape, strict=True
-    )
+    other = counterparts[tensor.op].outputs[tensor.value_index]
+    pairs = zip(tensor.shape, other.shape, strict=True)
     return [i for i, (a, b) in enumerate(pairs) if a != b]
 
 

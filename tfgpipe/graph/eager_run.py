@@ -139,7 +139,7 @@ def run(
         NotImplementedError: If they depend on operations with side effects.
     """
     graph = results[0].graph
-    operations = _needed_operations(results)
+    operations = needed_operations(results)
     _check_effects(operations, graph)
     values = {**functions.captures(graph), **arguments}
     last_readers = {x.name: op for op in operations for x in op.inputs}
@@ -155,11 +155,20 @@ def run(
     return [_widened(values[x.name]) for x in results]
 
 
-def _needed_operations(results: Sequence[tf.Tensor]) -> list[tf.Operation]:
+def needed_operations(
+    results: Sequence[tf.Tensor], *, given: Sequence[tf.Tensor] = ()
+) -> list[tf.Operation]:
+    """Returns the operations that tensors of a graph are made by, in order.
+
+    Args:
+        results: The tensors.
+        given: Tensors that are known, and so are all results of their operations.
+    """
     needed, remaining = set(), [x.op for x in results]
+    known = {x.op for x in given}
     while remaining:
         op = remaining.pop()
-        if op not in needed:
+        if op not in needed and op not in known:
             needed.add(op)
             remaining += [x.op for x in op.inputs]
     return [op for op in results[0].graph.get_operations() if op in needed]

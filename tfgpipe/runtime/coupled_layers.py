@@ -25,9 +25,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe._compat import functions
 from tfgpipe.capture import Segment, TensorKey, stack_losses
-from tfgpipe.devices import device_type, small_functions
+from tfgpipe.devices import small_functions
 from tfgpipe.graph import batch_cuts, eager_run
 from tfgpipe.runtime import layer_probes
 from tfgpipe.runtime.executor import Executor, StepResult
@@ -155,10 +154,11 @@ class CoupledLayers:
     def loss(self, values: Tensors) -> tf.Tensor:
         """Returns the losses of cuts of the whole mini-batch, added."""
         each = [
-            _differentiably(device, coupled.evaluate, [values[key] for key in keys])
+            small_functions.call_on(device, coupled.evaluate, [values[k] for k in keys])
             for device, coupled, keys in self._calls
         ]
-        return _differentiably(self.pipeline.strategy.primary_devices[-1], _sum, each)
+        last = self.pipeline.strategy.primary_devices[-1]
+        return small_functions.call_on(last, _sum, each)
 
     def gradients(
         self, inputs: Tensors, schedule: Schedule, loss_grad: tf.Tensor
@@ -182,7 +182,7 @@ class CoupledLayers:
         losses: list[tf.Tensor] = []
         gradients: dict[TensorKey, tf.Tensor] = {}
         for device, coupled, keys in self._calls:
-            loss, *made = small_functions.run_on(
+            loss, *made = small_functions.call_on(
                 device,
                 functools.partial(_with_gradients, coupled.evaluate),
                 loss_grad,
@@ -224,17 +224,6 @@ def coupled_layers(pipeline: Pipeline, *, training: bool | None) -> CoupledLayer
 def _sum(losses: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of losses, in at least single precision."""
     return tf.reduce_sum(stack_losses(losses))
-
-
-def _differentiably(
-    device: str, function: Callable[..., Any], values: list[tf.Tensor]
-) -> tf.Tensor:
-    """Returns the result of a function on a device, which a tape may record."""
-    if device_type(device) == "TPU":
-        function = functions.compiled(function)
-    with tf.device(device):
-        result: tf.Tensor = function(values)
-    return result
 
 
 def add_losses(loss: tf.Tensor, other: tf.Tensor | None) -> tf.Tensor:
@@ -300,7 +289,9 @@ def _cut(
     cuts = [batch_cuts.find(losses(any_size), any_size.inputs, None)]
     # Of a known batch size other operations may be between them and the losses.
     with contextlib.suppress(NotImplementedError):
-        static = batch_cuts.find(losses(whole), whole.inputs, _twins(whole, half))
+        static = batch_cuts.find(
+            losses(whole), whole.inputs, _counterparts(whole, half)
+        )
         kinds = [[(c.axis, c.dtype, len(c.shape)) for c in x] for x in (*cuts, static)]
         if kinds[0] == kinds[1]:
             cuts.append(static)
@@ -331,7 +322,7 @@ def _cut(
     return CoupledLosses(indices, tuple(cuts), function)
 
 
-def _twins(a: TracedCall, b: TracedCall) -> dict[tf.Operation, tf.Operation]:
+def _counterparts(a: TracedCall, b: TracedCall) -> dict[tf.Operation, tf.Operation]:
     """Returns for each operation of a graph the same one of another.
 
     Raises:
@@ -352,7 +343,4 @@ def _with_gradients(
         tape.watch(floats)
         loss = evaluate(values)
     loss_grad, zero = tf.cast(loss_grad, loss.dtype), tf.UnconnectedGradients.ZERO
-    if tf.executing_eagerly():
-        return [loss, *tape.gradient(loss, floats, loss_grad, zero)]
-    # Functions between those of stages may be traced where no tape records.
-    return [loss, *tf.gradients(loss, floats, [loss_grad], unconnected_gradients=zero)]
+    return [loss, *tape.gradient(loss, floats, loss_grad, zero)]
