@@ -29,10 +29,16 @@ PATIENCE = 240
 
 
 @pytest.fixture
-def long_run(tmp_path: Path) -> Iterator[tuple[Program, list[str], Path, Path]]:
+def long_run(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Program, list[str], Path, Path]]:
     """A trainer in a process of its own, its flags, its folder, and what it prints."""
     folder, log = tmp_path / "run", tmp_path / "log"
-    flags = runs.flags(training__num_steps=9999, saving__checkpoint_steps=9999)
+    flags = runs.flags(
+        training__num_steps=9999,
+        saving__checkpoint_steps=9999,
+        **getattr(request, "param", {}),
+    )
     flags.append(f"--logdir={folder}")
     with fresh_processes.start("trainer", *flags, log=log) as trainer:
         yield trainer, flags, folder, log
@@ -89,13 +95,15 @@ def test_a_process_ends_though_functions_still_make_batches(
     assert 0 <= seconds < 60  # It is killed after more, if it hangs.
 
 
+# Its first step takes many seconds, so it is not over at the second signal.
+@pytest.mark.parametrize("long_run", [{"model__num_blocks": 100}], indirect=True)
 def test_a_second_ctrl_c_ends_it_at_once(long_run) -> None:
     trainer, _, folder, log = long_run
     wait_for("Tracing the first step.", log)
     time.sleep(0.5)  # Deep in TensorFlow, where Python's own handlers do not run.
-    for _ in range(2):
-        trainer.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+    trainer.send_signal(signal.SIGINT)
+    wait_for("Once more stops at once.", log)
+    trainer.send_signal(signal.SIGINT)
     status = trainer.wait(PATIENCE)
     printed = log.read_text()
     assert status == 128 + signal.SIGINT, printed
