@@ -94,7 +94,12 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
     Raises:
         HyperparameterError: If there are replicas.
     """
-    _check_one_replica(experiment, "settings are tried")
+    count = experiment.pipelining.num_replicas
+    if count > 1:
+        raise HyperparameterError(
+            "pipelining.num_replicas: expected 1, as settings are tried without "
+            f"replicas; received {count}."
+        )
     fixed = (
         *("memory_limit", "device_speeds", "transfer_dtype"),
         *("jit_compile", "batch_norm", "added_losses", "offload_optimizer", "dtype"),
@@ -126,21 +131,8 @@ def verify(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
     Args:
         experiment: The experiment, of whose data the first mini-batch is taken.
         model: Its model, which stays as it is.
-
-    Raises:
-        HyperparameterError: If there are replicas.
     """
-    _check_one_replica(experiment, "a step is compared")
     return str(tfgpipe.verify(model, next(iter(experiment.batches("train")))))
-
-
-def _check_one_replica(experiment: Experiment, what: str) -> None:
-    count = experiment.pipelining.num_replicas
-    if count > 1:
-        raise HyperparameterError(
-            f"pipelining.num_replicas: expected 1, as {what} without replicas; "
-            f"received {count}."
-        )
 
 
 def step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:

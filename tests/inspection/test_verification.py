@@ -1,6 +1,7 @@
 """`tfgpipe.verify`: what it finds equal, and what it says of the rest."""
 
 import dataclasses
+import re
 
 import keras
 import numpy as np
@@ -217,6 +218,92 @@ def test_whole_models(name):
     assert verified.is_equal == zoo.ZOO[name].rowwise
 
 
+def strategy(**options):
+    return tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2, **options)
+
+
+@pytest.mark.parametrize("shared", ["none", "slots", "whole_weights", "weights"])
+def test_replicas_are_equal_to_one_model(shared, monkeypatch):
+    monkeypatch.setattr("tfgpipe.distribution.slices.MIN_BYTES", 0)
+    verified = verify(model(dtype="float64"), strategy=strategy(shard_replicas=shared))
+    assert verified.is_equal
+    assert verified.num_replicas == 2
+    gradients = [x for x in verified.comparisons if x.kind == "gradient"]
+    assert max(x.deviation for x in gradients) <= 1e-14
+    assert "sequential: D=2, K=2, M=4, one" in re.sub(r"_\d+:", ":", str(verified))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: layers.Dropout(0.5),
+        layers.BatchNormalization,
+        lambda: layers.Dense(8, activity_regularizer="l2"),
+        Counting,
+    ],
+)
+def test_replicas_are_equal_to_their_microbatches(layer):
+    """Each draws numbers of its own, and the statistics of the first stay."""
+    verified = verify(model(layer(), layers.Dropout(0.1)), strategy=strategy())
+    assert verified.is_exact
+    assert not verified.is_equal
+    assert "the same 4 microbatches of each of 2 replicas" in verified.verdict
+
+
+def test_a_pipeline_is_verified_with_its_own_replicas():
+    with strategy().scope():
+        pipelined = tfgpipe.pipeline(model(), num_microbatches=2)
+    verified = tfgpipe.verify(pipelined, (X, X))
+    assert (verified.num_replicas, verified.num_microbatches) == (2, 2)
+    assert verified.is_equal
+
+
+class WrongDense(tfgpipe.layers.TPDense):
+    """Is twice as large in two shards."""
+
+    def call(self, inputs):
+        return super().call(inputs) * self.num_shards
+
+
+class Halves(layers.Layer):
+    """Layers inside, which know their number of shards."""
+
+    def __init__(self, num_shards, **kwargs):
+        super().__init__(**kwargs)
+        self.num_shards = num_shards
+        self.parts = [
+            tfgpipe.layers.TPDense(10, num_shards=num_shards, activation="tanh"),
+            tfgpipe.layers.TPDense(8, partition="row", num_shards=num_shards),
+        ]
+
+    def call(self, x):
+        return self.parts[1](self.parts[0](x))
+
+    def get_config(self):
+        return {**super().get_config(), "num_shards": self.num_shards}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_shards_are_compared_with_whole_layers(num_replicas):
+    made = model(Halves(2), tfgpipe.layers.TPDense(7, num_shards=2, partition="row"))
+    replicas = tfgpipe.PipelineStrategy(
+        num_stages=2, num_replicas=num_replicas, num_shards=2
+    )
+    verified = verify(made, strategy=replicas)
+    assert (verified.num_replicas, verified.num_shards) == (num_replicas, 2)
+    assert verified.is_equal
+    gradients = [x for x in verified.comparisons if x.kind == "gradient"]
+    assert len(gradients) == 12  # Of whole weights.
+
+
+def test_shards_that_are_wrong_are_found():
+    wrong = WrongDense(8, num_shards=2)
+    verified = verify(model(wrong), num_stages=2, num_microbatches=2)
+    assert not verified.is_exact
+    assert "T=2, M=2" in str(verified)
+
+
 def test_what_nothing_explains_is_to_be_reported():
     same = Comparison("loss", "loss", 0.0)
     off = Comparison("gradient", "dense/kernel", 0.5)
@@ -239,3 +326,7 @@ def test_wrong_calls_are_refused():
     replicas = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2)
     with replicas.scope(), pytest.raises(ValueError, match="scope of a strategy"):
         tfgpipe.verify(model(), (X, X), **GIVEN)
+    with pytest.raises(ValueError, match="Received 7 for 2 replicas"):
+        tfgpipe.verify(model(), (X[:7], X[:7]), strategy=replicas, num_microbatches=2)
+    with pytest.raises(ValueError, match="Verify with one replica"):
+        verify(model(layers.BatchNormalization(synchronized=True)), strategy=replicas)

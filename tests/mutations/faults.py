@@ -1166,18 +1166,38 @@ STATE = (
         ),
     ),
     Fault(
-        "a comparison with plain Keras takes the gradients of another weight",
-        "tfgpipe/inspection/verification.py",
-        "kept = self.gradients[",
-        "kept = self.gradients[-1 + 0 * ",
+        "a comparison with plain Keras takes other slots than gradients",
+        "tfgpipe/inspection/recorded_steps.py",
+        "tuple(kept[part][0] for part in weight.parts)",
+        "tuple(kept[part][-1] for part in weight.parts)",
         (
             "tests/inspection/test_verification.py::"
             "test_the_gradients_are_those_of_a_tape",
         ),
     ),
     Fault(
+        "a comparison with plain Keras has its layers in shards as well",
+        "tfgpipe/inspection/model_copies.py",
+        'own["num_shards"] = 1',
+        'own["num_shards"] += 0',
+        (
+            "tests/inspection/test_verification.py::"
+            "test_shards_that_are_wrong_are_found",
+        ),
+    ),
+    Fault(
+        "replicas are compared with plain Keras that draws the same in each",
+        "tfgpipe/inspection/recorded_steps.py",
+        "seed.value + seed_offset(d, seed.value.dtype)",
+        "seed.value + seed_offset(0, seed.value.dtype)",
+        (
+            "tests/inspection/test_verification.py::"
+            "test_replicas_are_equal_to_their_microbatches[<lambda>0]",
+        ),
+    ),
+    Fault(
         "the state of a microbatch is not handed on as layers are compared",
-        "tfgpipe/inspection/verification.py",
+        "tfgpipe/inspection/causes.py",
         "results, before = one.run(piece, before)",
         "results, _ = one.run(piece, before)",
         (
@@ -1395,7 +1415,7 @@ STATE = (
     ),
     Fault(
         "replicas drop the same units",
-        "tfgpipe/runtime/state.py",
+        "tfgpipe/distribution/replicas.py",
         "offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31",
         "offset = tf.cast(0, tf.int64) * _SEED_STRIDE % 2**31",
         ("tests/distribution/test_data_parallel.py::test_replicas_drop_other_units",),

@@ -41,10 +41,12 @@ OTHERS = {
     ("models.amoebanet", "what", "none"),
 }
 
-# Keras' own attribute, and the strategy that partitions computations.
+# Keras' own attribute, the strategy that partitions computations, and an argument that
+# may be left out.
 NOT_OF_STAGES = {
     ("spmd.layer", "_spmd_strategy(self.num_stages) is not None"),
     ("spmd.layer", "strategy is not None"),
+    ("inspection.verification", "strategy is None"),
     ("_compat.keras_internals.replicated_model", "self._distribute_strategy is None"),
 }
 

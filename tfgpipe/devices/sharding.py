@@ -15,10 +15,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, layer_names, text_table
+from tfgpipe._util import IdentityMap, layer_names, text_table, unique
 from tfgpipe.devices import mesh
 
 _TYPE = "SHARD"
@@ -32,11 +33,57 @@ class ShardedWeight:
         name: Name of the weight in the layer without shards.
         parts: The shards.
         axis: The axis along which the weight is split.
+        shape: The shape of the full weight, if the last shard is padded with zeros.
     """
 
     name: str
     parts: tuple[keras.Variable, ...]
     axis: int
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def path(self) -> str:
+        """The path of the first shard."""
+        return str(self.parts[0].path)
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The shape of the full weight."""
+        if self.shape is not None:
+            return self.shape
+        shape = list(self.parts[0].shape)
+        if shape:
+            shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)
+        return tuple(shape)
+
+    def full(self) -> np.ndarray:
+        """Returns the full value."""
+        arrays = [keras.ops.convert_to_numpy(part.value) for part in self.parts]
+        joined = np.concatenate(arrays, self.axis) if self.full_shape else arrays[0]
+        return joined[tuple(map(slice, self.full_shape))]
+
+    def assign(self, value: np.ndarray, layer: str) -> None:
+        """Sets the shards to those of a full value.
+
+        Raises:
+            ValueError: If it has another shape; it names the layer.
+        """
+        if value.shape != self.full_shape:
+            raise ValueError(
+                f"Weight '{self.name}' of '{layer}' has the full shape "
+                f"{self.full_shape}. Received {value.shape}. Was it saved by a layer "
+                "with other arguments?"
+            )
+        start = 0
+        for part in self.parts:
+            own = value
+            if value.shape:
+                end = start + part.shape[self.axis]
+                own = value[(slice(None),) * self.axis + (slice(start, end),)]
+                start = end
+                missing = zip(part.shape, own.shape, strict=True)
+                own = np.pad(own, [(0, n - m) for n, m in missing])
+            part.assign(own)
 
 
 class Sharded:
@@ -101,6 +148,27 @@ def num_shards(layers: Iterable[Any]) -> int:
     return next(iter(found), 1)
 
 
+def full_variables(
+    layer: keras.layers.Layer, variables: Iterable[keras.Variable]
+) -> list[ShardedWeight]:
+    """Returns variables of a layer or model as of one without shards.
+
+    Args:
+        layer: A layer or model with sharded layers inside, or without.
+        variables: Some of its variables, or all.
+    """
+    sharded = IdentityMap(
+        (part, weight)
+        for each in sharded_layers([layer])
+        for weight in each.sharded_weights
+        for part in weight.parts
+    )
+    return unique(
+        sharded[v] if v in sharded else ShardedWeight(v.name, (v,), 0)
+        for v in variables
+    )
+
+
 def sharding_spec(weight: ShardedWeight) -> mesh.ShardingSpec:
     """Describes the sharding of a weight."""
     rank = len(weight.parts[0].shape)
@@ -113,8 +181,7 @@ def sharding_table(layers: Iterable[Any]) -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for layer in sharded_layers(layers):
         for weight in layer.sharded_weights:
-            shape = list(weight.parts[0].shape)
-            shape[weight.axis] = sum(part.shape[weight.axis] for part in weight.parts)
+            shape = dataclasses.replace(weight, shape=None).full_shape
             size = max(math.prod(part.shape) for part in weight.parts)
             row = (
                 f"{type(layer).__name__}.{weight.name}",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         warn_of_stacked_updates,
     )
     from tfgpipe.distribution.pipeline_strategy import PipelineStrategy
+    from tfgpipe.distribution.replicas import seed_offset
     from tfgpipe.distribution.single_replica import current_strategy
     from tfgpipe.distribution.spmd_strategy import SPMDPipelineStrategy
     from tfgpipe.distribution.stage_collectives import ReplicaGroup
@@ -22,6 +23,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     multi_worker_strategy="MultiWorkerPipelineStrategy",
     optimizer="place_optimizer warn_of_sharded_updates warn_of_stacked_updates",
     pipeline_strategy="PipelineStrategy",
+    replicas="seed_offset",
     single_replica="current_strategy",
     spmd_strategy="SPMDPipelineStrategy",
     stage_collectives="ReplicaGroup",

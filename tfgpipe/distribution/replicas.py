@@ -13,6 +13,15 @@ import tensorflow as tf
 
 from tfgpipe.distribution.stage_strategy import static_replica_index
 
+# Odd and far from any small multiple of itself, within the range of a seed.
+_SEED_STRIDE = 0x1E3779B1
+
+
+def seed_offset(replica: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the seed of a replica minus that of the first."""
+    offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31
+    return tf.cast([offset, 0], dtype)
+
 
 class LocalReplicas:
     """Replicas of this process alone.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import argument_checks
+from tfgpipe.devices import sharding
 from tfgpipe.pipelined_model import PipelinedModel
 
 
@@ -69,13 +70,58 @@ def _uncompiled(model: keras.Model) -> Iterator[None]:
         model.compiled = compiled
 
 
+def unsharded(model: keras.Model) -> keras.Model:
+    """Returns a compiled model whose sharded layers have one shard each.
+
+    That is the model itself, or a copy with weights of its own.
+
+    Raises:
+        ValueError: If a layer with sharded layers inside cannot be made anew.
+    """
+    if sharding.num_shards([model]) == 1:
+        return model
+    arguments = keras_internals.compiled.compile_arguments(model)
+
+    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+        return type(layer).from_config(_with_one_shard(layer.get_config()))
+
+    with _uncompiled(model):
+        copied = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    copied.compile(**arguments)
+    return copied
+
+
+def _with_one_shard(config: Any) -> Any:
+    """Returns the arguments of a layer with one shard in place of several."""
+    if isinstance(config, list | tuple):
+        return type(config)(map(_with_one_shard, config))
+    if not isinstance(config, Mapping):
+        return config
+    own = {name: _with_one_shard(value) for name, value in config.items()}
+    if isinstance(own.get("num_shards"), int):
+        own["num_shards"] = 1
+        if "devices" in own:
+            own["devices"] = None
+    return own
+
+
 def copy_state(source: keras.Model, target: keras.Model) -> None:
-    """Gives a copy the weights, statistics and seeds of a model."""
+    """Gives a copy the weights, statistics and seeds of a model.
+
+    Args:
+        source: The model.
+        target: The copy, whose layers may be in other numbers of shards.
+    """
     for ours, theirs in zip(state(source), state(target), strict=True):
-        theirs.assign(ours.value)
+        theirs.assign(ours.full(), target.name)
 
 
-def state(model: keras.Model) -> list[keras.Variable]:
+def state(model: keras.Model) -> list[sharding.ShardedWeight]:
+    """Returns the variables of a model's layers, as if it had no shards."""
+    return sharding.full_variables(model, variables(model))
+
+
+def variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model's layers, in the order of the layers."""
     of_metrics = {id(variable) for variable in model.metrics_variables}
     return [x for x in model.variables if id(x) not in of_metrics]

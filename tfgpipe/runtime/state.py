@@ -27,13 +27,10 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.devices import ordering_token, small_functions
-from tfgpipe.distribution import current_strategy
+from tfgpipe.distribution import current_strategy, seed_offset
 from tfgpipe.graph import joint_graph
 from tfgpipe.runtime import microbatch
 from tfgpipe.stage import NamedTensors, Stage, TracedStage
-
-# Odd and far from any small multiple of itself, within the range of a seed.
-_SEED_STRIDE = 0x1E3779B1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +102,7 @@ def read_variables(
             if variable in seeds:
                 device = state.devices[variable]
                 offset = small_functions.run_on(
-                    device, _seed_offset, replica, value.dtype
+                    device, seed_offset, replica, value.dtype
                 )
                 state.seed_offsets[variable] = offset
                 value = small_functions.run_on(device, tf.add, value, offset)
@@ -120,12 +117,6 @@ def read_variables(
                     "of its own in each, or a `balance` that keeps them together."
                 )
     return state
-
-
-def _seed_offset(replica: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the seed of a replica minus that of the first."""
-    offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31
-    return tf.cast([offset, 0], dtype)
 
 
 class Carry:

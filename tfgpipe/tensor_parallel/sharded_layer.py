@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import TracingScope
 from tfgpipe.devices import default_devices, make_mesh, sharding
 from tfgpipe.tensor_parallel import device_ops, linear
@@ -100,7 +99,7 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         def draw_parts(dtype: Any) -> list[tf.Tensor]:
             # Keras may ask while it traces; another part may be asked for later.
             with tf.init_scope():
-                return _split(draw(spec.shape, dtype=dtype), spec.axis, num, tf.pad)
+                return _split(draw(spec.shape, dtype=dtype), spec.axis, num)
 
         def initializer_of(t: int) -> Callable[..., tf.Tensor]:
             return lambda _, dtype=None: draw_parts(dtype)[t]
@@ -110,7 +109,7 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
             with tf.device(device):
                 variable = self.add_weight(
                     name=name if axis is None else f"{name}_{t}",
-                    shape=_part_shape(spec.shape, spec.axis, num),
+                    shape=_part_shape(spec.full_shape, spec.axis, num),
                     initializer=draw if axis is None else initializer_of(t),
                 )
             parts.append(variable)
@@ -217,7 +216,7 @@ def full_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
     Args:
         layer: A layer or model with sharded layers inside, or without.
     """
-    return [weight.full() for weight in _weights(layer)]
+    return [weight.full() for weight in sharding.full_variables(layer, layer.weights)]
 
 
 def set_full_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -> None:
@@ -231,7 +230,7 @@ def set_full_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -
     Raises:
         ValueError: If there are more or fewer, or one has another shape.
     """
-    own = _weights(layer)
+    own = sharding.full_variables(layer, layer.weights)
     if len(own) != len(weights):
         raise ValueError(
             f"'{layer.name}' has {len(own)} full weights. Received {len(weights)}. "
@@ -266,29 +265,9 @@ def check_sequences(what: str, name: str, *shapes: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Weight(sharding.ShardedWeight):
-    """A weight, sharded or in one part, and its full shape."""
+    """A weight, sharded or in one part."""
 
-    shape: tuple[int, ...]
     is_sharded: bool = False
-
-    def full(self) -> np.ndarray:
-        """Returns the full value, without padding."""
-        arrays = [keras.ops.convert_to_numpy(part.value) for part in self.parts]
-        joined = np.concatenate(arrays, self.axis) if self.shape else arrays[0]
-        return joined[tuple(map(slice, self.shape))]
-
-    def assign(self, value: np.ndarray, layer: str) -> None:
-        """Sets the parts to those of a full value."""
-        if value.shape != self.shape:
-            raise ValueError(
-                f"Weight '{self.name}' of '{layer}' has the full shape {self.shape}. "
-                f"Received {value.shape}. Was it saved by a layer with other arguments?"
-            )
-        values = [value]
-        if self.is_sharded:
-            values = _split(value, self.axis, len(self.parts), np.pad)
-        for part, each in zip(self.parts, values, strict=True):
-            part.assign(each)
 
 
 @dataclasses.dataclass
@@ -302,30 +281,15 @@ def _part_shape(shape: tuple[int, ...], axis: int, num: int) -> tuple[int, ...]:
     return tuple(-(-n // num) if i == axis else n for i, n in enumerate(shape))
 
 
-def _split(full: Any, axis: int, num: int, pad: Callable[..., Any]) -> list[Any]:
-    """Returns equal parts of an array or tensor, padded with zeros as need be."""
+def _split(full: Any, axis: int, num: int) -> list[tf.Tensor]:
+    """Returns equal parts of a tensor, padded with zeros as need be."""
     size = _part_shape(full.shape, axis, num)[axis]
     missing = size * num - full.shape[axis]
     if missing:
         widths = [(0, missing if i == axis else 0) for i in range(len(full.shape))]
-        full = pad(full, widths)
+        full = tf.pad(full, widths)
     outer = (slice(None),) * axis
     return [full[(*outer, slice(t * size, (t + 1) * size))] for t in range(num)]
-
-
-def _weights(layer: keras.layers.Layer) -> list[_Weight]:
-    """Returns the weights of a layer or model, and of the layers inside."""
-    sharded = IdentityMap(
-        (part, weight)
-        for inner in keras_internals.layers.inner_layers(layer)
-        if isinstance(inner, ShardedLayer)
-        for weight in inner.layout.weights
-        for part in weight.parts
-    )
-    return unique(
-        sharded[v] if v in sharded else _Weight(v.name, (v,), 0, tuple(v.shape))
-        for v in layer.weights
-    )
 
 
 def _serialized(name: str, value: Any) -> Any:
