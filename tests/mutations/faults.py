@@ -318,8 +318,8 @@ PLANS = (
     Fault(
         "a planned partition is that of another number of shards",
         "tfgpipe/planner/plan_request.py",
-        "*(cost, config.num_stages, config.num_shards, config.slot_share),",
-        "*(cost, config.num_stages, config.slot_share),",
+        "*(cost, config.num_stages, config.num_shards, config.shard_axis),",
+        "*(cost, config.num_stages),",
         (
             "tests/pure/planner/test_plan_request.py::test_a_partition_is_of_the_shards_that_it_is_asked_for",
         ),
@@ -454,7 +454,7 @@ PLANS = (
     Fault(
         "planned layers that cannot be sharded reduce over shards",
         "tfgpipe/planner/step_time.py",
-        "if layer.shards(num_shards) == 1:",
+        "if axis.parts(layer, num_shards) == 1:",
         "if num_shards == 1:",
         (
             "tests/pure/planner/test_step_time.py::"
@@ -464,8 +464,8 @@ PLANS = (
     Fault(
         "planned reductions are not among what layers recompute",
         "tfgpipe/planner/step_time.py",
-        "reduced = stage_work([reduction_seconds(x, **sizes) for x in layers], again)",
-        "reduced = stage_work([reduction_seconds(x, **sizes) for x in layers],\n"
+        "reduced = stage_work([exchange_seconds(x, **sizes) for x in layers], again)",
+        "reduced = stage_work([exchange_seconds(x, **sizes) for x in layers],\n"
         "            [1.0] * len(layers))",
         (
             "tests/pure/planner/test_step_time.py::"
@@ -475,7 +475,7 @@ PLANS = (
     Fault(
         "planned gradients of layers that cannot be sharded are shared",
         "tfgpipe/planner/memory.py",
-        "trained=weights.trained_bytes / T,",
+        "trained=weights.trained_bytes / parts,",
         "trained=weights.trained_bytes / num_shards,",
         (
             "tests/pure/planner/test_memory.py::"
@@ -485,8 +485,8 @@ PLANS = (
     Fault(
         "planned workspaces of layers that cannot be sharded are shared",
         "tfgpipe/planner/memory.py",
-        "        / T,\n        saves_inputs",
-        "        / num_shards,\n        saves_inputs",
+        "+ weights.trained_bytes / parts,",
+        "+ weights.trained_bytes / num_shards,",
         (
             "tests/pure/planner/test_memory.py::"
             "test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole",
@@ -495,9 +495,8 @@ PLANS = (
     Fault(
         "planned workspaces of sharded layers hold whole gradients",
         "tfgpipe/planner/memory.py",
-        "(temp_factor * examples * tensors.workspace + weights.trained_bytes)\n"
-        "        / T",
-        "temp_factor * examples * tensors.workspace / T + weights.trained_bytes",
+        "+ weights.trained_bytes / parts,",
+        "+ weights.trained_bytes,",
         (
             "tests/pure/planner/test_memory.py::"
             "test_shards_share_weights_and_what_is_not_whole",
@@ -524,9 +523,39 @@ PLANS = (
         ),
     ),
     Fault(
+        "planned parts of a sequence share out their weights",
+        "tfgpipe/planner/step_time.py",
+        "weights=of_weights * weights.count / parts * (",
+        "weights=of_weights * weights.count / T * (",
+        (
+            "tests/pure/planner/test_shard_axes.py::"
+            "test_parts_of_a_sequence_share_arithmetic_and_not_weights",
+        ),
+    ),
+    Fault(
+        "planned experts get every token",
+        "tfgpipe/planner/shard_axes.py",
+        "there = 1 - math.comb(E - E // T, k) / math.comb(E, k)",
+        "there = 1.0",
+        (
+            "tests/pure/planner/test_shard_axes.py::"
+            "test_experts_get_the_tokens_that_take_any_of_them",
+        ),
+    ),
+    Fault(
+        "a planned head in parts is whole on each device",
+        "tfgpipe/planner/split_vocabulary.py",
+        "count=head.weights.count / P",
+        "count=head.weights.count",
+        (
+            "tests/pure/planner/test_split_vocabulary.py::"
+            "test_each_device_has_its_tokens",
+        ),
+    ),
+    Fault(
         "planned updates share out layers that cannot be sharded",
         "tfgpipe/planner/step_time.py",
-        "layer.weights.trained_bytes / layer.shards(T)",
+        "layer.weights.trained_bytes / axis.weight_parts(layer, T)",
         "layer.weights.trained_bytes / T",
         (
             "tests/pure/planner/test_step_time.py::"
@@ -536,8 +565,8 @@ PLANS = (
     Fault(
         "planned updates are of frozen weights as well",
         "tfgpipe/planner/step_time.py",
-        "layer.weights.trained_bytes / layer.shards(T)",
-        "layer.weights.bytes / layer.shards(T)",
+        "layer.weights.trained_bytes / axis.weight_parts(layer, T)",
+        "layer.weights.bytes / axis.weight_parts(layer, T)",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",

@@ -98,6 +98,29 @@ def test_blocks_that_can_be_sharded_are_known():
     assert block.tensors.replicated == 5 * 4 * 4 * 8
 
 
+def test_parts_of_sequences_and_experts_are_known():
+    from tfgpipe.layers import (
+        TPMixtureOfExperts,
+        TPPositionwise,
+        TPSequenceAttention,
+    )
+
+    def model():
+        x = keras.Input((4, 8))
+        y = TPSequenceAttention(4, key_dim=2, num_key_value_heads=2, num_shards=1)(x, x)
+        y = TPPositionwise([layers.Dense(8)], num_shards=1)(y)
+        experts = TPMixtureOfExperts(6, hidden_units=8, top_k=2, num_shards=1)
+        return keras.Model(x, experts(y))
+
+    attention, dense, experts = planner.read(model).layers
+    assert (attention.max_shards, attention.max_parts) == (1, 16)
+    # Of 4 positions 2 heads of 2 keys and 2 values, of 4 bytes.
+    assert attention.keys_values == 4 * 2 * (2 + 2) * 4
+    assert (dense.max_shards, dense.max_parts, dense.keys_values) == (1, 16, 0)
+    assert (experts.max_shards, experts.max_parts) == (6, 1)
+    assert (experts.routing, experts.num_reductions) == ((6, 2), 0)
+
+
 def test_the_formula_of_a_transformer_is_near_the_traced_one():
     from trainer.models.sizes import Transformer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfgpipe.schedules import ActionKind
 
@@ -128,6 +128,18 @@ class TensorBytes:
         )
 
 
+class Routing(NamedTuple):
+    """Experts of a mixture.
+
+    Attributes:
+        num_experts: E.
+        top_k: k, of which each token takes so many.
+    """
+
+    num_experts: int
+    top_k: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerCost:
     """Cost of one layer, or of several that are always in one stage.
@@ -143,8 +155,13 @@ class LayerCost:
         positions: Rows of its matrix products, per example: the length of a sequence.
         max_shards: A multiple of the numbers of shards that the layer can be in; 1 for
             a layer that cannot be sharded.
+        max_parts: The same of parts of a sequence.
         num_reductions: All-reduces of the output, in each pass, when sharded: 2 for
             an attention followed by a perceptron (Shoeybi et al. 2019).
+        keys_values: Bytes of the keys and values of an attention, per example.
+        routing: The experts that tokens are sent to, or None.
+        num_tokens: Size of the vocabulary, if the layer is the head of a language
+            model, with its loss.
         may_start: True if a stage may begin with the layer.
     """
 
@@ -156,7 +173,11 @@ class LayerCost:
     tensors: TensorBytes = TensorBytes()
     positions: float = 1
     max_shards: int = 1
+    max_parts: int = 1
     num_reductions: int = 2
+    keys_values: float = 0
+    routing: Routing | None = None
+    num_tokens: int = 0
     may_start: bool = True
 
     def __post_init__(self) -> None:
@@ -175,17 +196,8 @@ class LayerCost:
             traffic=self.traffic / num_examples,
             seconds=self.seconds / num_examples,
             tensors=self.tensors / num_examples,
+            keys_values=self.keys_values / num_examples,
         )
-
-    def shards(self, num_shards: int) -> int:
-        """Returns the number of parts of the layer among T shards: T or 1."""
-        return 1 if self.max_shards % num_shards else num_shards
-
-    def shard_fraction(self, num_shards: int) -> float:
-        """Returns the part of the activations that one of T shards holds."""
-        T, tensors = self.shards(num_shards), self.tensors
-        whole = tensors.replicated / tensors.saved if tensors.saved else 0.0
-        return whole + (1 - whole) / T
 
 
 def _numbers(fields: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:

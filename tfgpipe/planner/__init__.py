@@ -5,9 +5,11 @@ workload         a model as layers in a row, each with its cost (`tfgpipe.costs`
 transformers     the workload of a transformer, from its sizes
 models           the workload of a Keras model, without its weights
 parallel_config  devices as replicas x stages x shards; microbatches, schedule, remat
+shard_axes       the axes along which shards share a layer
 memory           the memory of devices, by what it is for
 step_time        the time of a step
 plan_request     the estimate of one configuration
+split_vocabulary the estimate of one whose head is over all devices
 ranking          the search: the fastest, and why the others are rejected, as a table
 command          the command line
 settings         pipelines of a model on the devices here, with predicted steps

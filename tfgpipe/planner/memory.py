@@ -20,6 +20,7 @@ from tfgpipe.costs import (
     stage_bytes,
 )
 from tfgpipe.planner.devices import Device
+from tfgpipe.planner.shard_axes import UNITS, ShardAxis
 from tfgpipe.planner.workload import StagedWorkload
 
 
@@ -29,21 +30,24 @@ def layer_bytes(
     examples: float,
     num_shards: int,
     dtype: str,
+    axis: ShardAxis = UNITS,
     temp_factor: float = 1.0,
 ) -> LayerBytes:
-    """Returns the bytes of a layer on one device."""
-    T, weights, tensors = layer.shards(num_shards), layer.weights, layer.tensors
+    """Returns the bytes of a layer on the first of T devices, which has most."""
+    weights, tensors = layer.weights, layer.tensors
+    T, parts = axis.parts(layer, num_shards), axis.weight_parts(layer, num_shards)
+    fraction = axis.saved_fraction(layer, num_shards)
     return LayerBytes(
-        weights=(weights.bytes + weights.copy_bytes(dtype)) / T,
-        trained=weights.trained_bytes / T,
-        saved=examples * tensors.saved * layer.shard_fraction(num_shards),
+        weights=(weights.bytes + weights.copy_bytes(dtype)) / parts,
+        trained=weights.trained_bytes / parts,
+        saved=examples * tensors.saved * fraction,
         inputs=examples * tensors.inputs,
         received=examples * tensors.boundary,
         # With the gradient that it adds to the sum.
-        workspace=(temp_factor * examples * tensors.workspace + weights.trained_bytes)
-        / T,
+        workspace=temp_factor * examples * tensors.workspace / T
+        + weights.trained_bytes / parts,
         saves_inputs=tensors.saves_inputs,
-        kept=examples * tensors.kept * layer.shard_fraction(num_shards),
+        kept=examples * tensors.kept * fraction,
     )
 
 
@@ -124,6 +128,7 @@ def stages(staged: StagedWorkload, *, splits_backwards: bool) -> list[StageBytes
                 layer,
                 examples=staged.examples,
                 num_shards=config.num_shards,
+                axis=config.shard_axis,
                 dtype=workload.dtype,
                 temp_factor=temp_factor,
             )

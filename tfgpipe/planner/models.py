@@ -20,7 +20,13 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import stage_spans
 from tfgpipe.capture import TensorKey, source_model, tracer
-from tfgpipe.costs import LayerCost, SegmentProfiler, profiler
+from tfgpipe.costs import (
+    LayerCost,
+    Routing,
+    SegmentProfiler,
+    dtype_bytes,
+    profiler,
+)
 from tfgpipe.planner.workload import Workload
 from tfgpipe.remat import Remat, RematLike, find
 
@@ -39,6 +45,35 @@ class Shardable(Protocol):
     @property
     def max_shards(self) -> int:
         """Such as the number of heads."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A layer that can have parts of a sequence on several devices.
+
+    Attributes:
+        max_parts: A multiple of the numbers of parts that it can be in.
+        key_value_size: Numbers of a position that devices exchange: of keys and values.
+    """
+
+    max_parts: int
+
+    @property
+    def key_value_size(self) -> int:
+        """Such as that of the heads of keys and values; 0 without attention."""
+
+
+@runtime_checkable
+class Routed(Shardable, Protocol):
+    """A mixture whose experts can be on several devices.
+
+    Attributes:
+        num_experts: E.
+        top_k: Experts that a token takes.
+    """
+
+    num_experts: int
+    top_k: int
 
 
 @contextlib.contextmanager
@@ -158,6 +193,15 @@ def _layers(captured: tracer.CapturedModel, remat: Remat) -> tuple[LayerCost, ..
         unsharded = WHOLE_TENSORS * tensors.inputs if max_shards > 1 else 0
         of_all_later = received(i, len(graph.calls))[-1] if i else tensors.inputs
         output = next(n for n in call.output_ids if n in values)
+        positions = float(math.prod(values[output].shape[1:-1]))
+        routing = None
+        if isinstance(call.layer, Routed):
+            routing = Routing(call.layer.num_experts, call.layer.top_k)
+        in_parts = isinstance(call.layer, InParts)
+        exchanged = 0.0
+        if in_parts:
+            size = dtype_bytes(call.layer.compute_dtype)
+            exchanged = EXAMPLES * positions * size * call.layer.key_value_size
         whole = dataclasses.replace(
             layer,
             traffic=traffic[i],
@@ -168,8 +212,12 @@ def _layers(captured: tracer.CapturedModel, remat: Remat) -> tuple[LayerCost, ..
                 replicated=min(unsharded, tensors.saved),
             ),
             # Rows of its products for each example.
-            positions=float(math.prod(values[output].shape[1:-1])),
+            positions=positions,
             max_shards=max_shards,
+            max_parts=call.layer.max_parts if in_parts else 1,
+            num_reductions=2 if routing is None else 0,
+            routing=routing,
+            keys_values=exchanged,
         )
         layers.append(whole.per_example(EXAMPLES))
     return tuple(layers)

@@ -13,6 +13,7 @@ from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe.costs import StepLoad
 from tfgpipe.partition import StepConfig
+from tfgpipe.planner.shard_axes import POSITIONS, UNITS, ShardAxis
 from tfgpipe.remat import RematLike
 from tfgpipe.schedules import Schedule, SchedulePolicy
 
@@ -34,6 +35,7 @@ class ParallelConfig(StepConfig):
         num_replicas: D.
         num_devices: K, the devices of a pipeline, in a row.
         num_shards: T.
+        shard_axis: The axis along which T devices share layers.
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
             recomputes when asked.
@@ -47,6 +49,7 @@ class ParallelConfig(StepConfig):
     num_replicas: int
     num_devices: int
     num_shards: int
+    shard_axis: ShardAxis = UNITS
     stages_per_device: int = 1
     recompute_when: Literal["asked", "early"] = "asked"
     shard_replicas: Literal["none", "slots", "weights"] = "none"
@@ -68,6 +71,12 @@ class ParallelConfig(StepConfig):
         order = name if v == 1 else f"{name} x {v}"
         shares = self.shard_replicas
         return f"{order}, {shares} / {self.num_replicas}" if _SHARED[shares] else order
+
+    @property
+    def shards(self) -> str:
+        """T, and what of it if that is not units."""
+        T, axis = self.num_shards, self.shard_axis
+        return f"{T}" if T == 1 or axis == UNITS else f"{T} {axis.name}"
 
     @property
     def slot_share(self) -> float:
@@ -119,7 +128,7 @@ class ParallelConfig(StepConfig):
 
     def __str__(self) -> str:
         return (
-            f"D={self.num_replicas} K={self.num_devices} T={self.num_shards} "
+            f"D={self.num_replicas} K={self.num_devices} T={self.shards} "
             f"M={self.num_microbatches} {self.order} remat={self.remat}"
         )
 
@@ -137,6 +146,7 @@ def enumerate_configs(
     batch_size: int,
     max_stages: int,
     max_shards: int,
+    max_parts: int = 1,
     names: Sequence[schedules.Name | SchedulePolicy | Schedule] = schedules.NAMES,
     remats: Sequence[RematLike] = REMATS,
     microbatches: Sequence[int] | None = None,
@@ -150,14 +160,21 @@ def enumerate_configs(
         num_devices: D x K x T.
         batch_size: Examples of a mini-batch, over all replicas.
         max_stages: The most stages that the model allows.
-        max_shards: T divides it.
+        max_shards: T divides it, of units.
+        max_parts: T divides it, of positions.
         names: The schedules to try.
         remats: The values of `remat` to try.
         microbatches: The values of M to try. None for all powers of two.
     """
     policies = [*map(_find_policy, names)]
     # The model bounds T and K, so their number does not grow with the devices.
-    for T in _divisors(math.gcd(num_devices, max_shards), max_shards):
+    ways = [
+        (axis, T)
+        for axis, most in ((UNITS, max_shards), (POSITIONS, max_parts))
+        for T in _divisors(math.gcd(num_devices, most), most)
+        if T > 1 or axis == UNITS
+    ]
+    for axis, T in ways:
         for K in _divisors(num_devices // T, max_stages):
             D = num_devices // T // K
             if batch_size % D:
@@ -173,6 +190,7 @@ def enumerate_configs(
                         num_replicas=D,
                         num_devices=K,
                         num_shards=T,
+                        shard_axis=axis,
                         num_microbatches=M,
                         schedule=policy,
                         remat=remat_lib.find(remat),

@@ -156,9 +156,10 @@ class PlanRequest:
         """Returns the number of examples of a microbatch."""
         return self.batch_size / config.num_replicas / config.num_microbatches
 
-    def _staged(
+    def staged(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> StagedWorkload:
+        """Returns the stages of a configuration."""
         return StagedWorkload(
             workload=self.workload,
             config=config,
@@ -179,8 +180,8 @@ class PlanRequest:
                 partition.
         """
         chosen = tuple(layers_per_stage or self.partition(config))
-        config = step_time.ordered(self._staged(config, chosen))
-        time = step_time.step_time(self._staged(config, chosen))
+        config = step_time.ordered(self.staged(config, chosen))
+        time = step_time.step_time(self.staged(config, chosen))
         devices, dtype = self._devices(config), self.workload.dtype
         each = math.fsum(device.peak(dtype) for device in devices)
         peak = each * config.num_replicas * config.num_shards
@@ -197,19 +198,19 @@ class PlanRequest:
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> list[step_time.StageTimes]:
         """Returns the times of each stage on a microbatch."""
-        return step_time.stage_times(self._staged(config, layers_per_stage))
+        return step_time.stage_times(self.staged(config, layers_per_stage))
 
     def lower_bound_seconds(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> float:
         """Returns the seconds that no step of a configuration is faster than."""
-        return step_time.lower_bound_seconds(self._staged(config, layers_per_stage))
+        return step_time.lower_bound_seconds(self.staged(config, layers_per_stage))
 
     def memory(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> tuple[Memory, ...]:
         """Returns the memory of each device of a pipeline."""
-        return memory.devices(self._staged(config, layers_per_stage))
+        return memory.devices(self.staged(config, layers_per_stage))
 
     def missing_bytes(self, config: ParallelConfig, held: Sequence[Memory]) -> float:
         """Returns the bytes that the fullest device lacks; below 0 for those left."""
@@ -235,7 +236,8 @@ class PlanRequest:
 
     def _best_partition(self, config: ParallelConfig, cost: Cost) -> tuple[int, ...]:
         key = (
-            *(cost, config.num_stages, config.num_shards, config.slot_share),
+            *(cost, config.num_stages, config.num_shards, config.shard_axis),
+            config.slot_share,
             *(config.remat, config.load.recomputed_fractions[0]),
             self.microbatch_size(config),
             config.load.placement if self.more else None,
@@ -266,15 +268,14 @@ class PlanRequest:
         sizes: dict[str, Any] = {
             "examples": self.microbatch_size(config),
             "num_shards": config.num_shards,
+            "axis": config.shard_axis,
             "device": device,
+            "dtype": self.workload.dtype,
         }
         computed = step_time.layer_seconds(
-            layer,
-            **sizes,
-            dtype=self.workload.dtype,
-            saves_results=config.remat.saves_results,
+            layer, **sizes, saves_results=config.remat.saves_results
         )
-        reduced = step_time.reduction_seconds(layer, **sizes)
+        reduced = step_time.exchange_seconds(layer, **sizes)
         # Amid a stage, a backward recomputes a layer as often as the first of many.
         again = config.load.recomputed(0, 2 * len(self.workload.layers))[0]
         each = (x.forward + again * x.again + x.backward for x in (computed, reduced))
@@ -289,6 +290,7 @@ class PlanRequest:
             layer,
             examples=self.microbatch_size(config),
             num_shards=config.num_shards,
+            axis=config.shard_axis,
             dtype=self.workload.dtype,
         )
         slots = self.num_slots * config.slot_share

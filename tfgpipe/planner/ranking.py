@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._util import argument_checks, readable_count, text_table
-from tfgpipe.planner import devices
+from tfgpipe.planner import devices, split_vocabulary
 from tfgpipe.planner.devices import GIB, Device
 from tfgpipe.planner.parallel_config import (
     REMATS,
@@ -37,6 +37,7 @@ GROUPS = {
     "D": "num_replicas",
     "K": "num_devices",
     "T": "num_shards",
+    "T of": "shard_axis.name",
     "schedule": "schedule.name",
     "remat": "remat.name",
 }
@@ -140,6 +141,7 @@ def search(
     remats: Sequence[RematLike] = REMATS,
     microbatches: Sequence[int] | None = None,
     num_best: int = 5,
+    splits_vocabulary: bool = False,
 ) -> SearchResult:
     """Returns the fastest configurations that fit, and why the others are rejected.
 
@@ -177,6 +179,9 @@ def search(
         remats: Rematerialisation policies to try.
         microbatches: Values of M to try. None for all powers of two.
         num_best: Number of configurations to return.
+        splits_vocabulary: True to try the best of each K also with the head over all
+            devices of a pipeline, as `tfgpipe.layers.SplitVocabulary` has it, in some
+            seconds each; of a workload that ends in its head.
 
     Raises:
         ValueError: If a number is below 1, no configuration divides the batch, or the
@@ -210,6 +215,7 @@ def search(
         batch_size=batch_size,
         max_stages=workload.max_stages,
         max_shards=workload.max_shards,
+        max_parts=workload.max_parts,
         names=[x for x in orders if x not in searched] or schedules.NAMES,
         remats=remats,
         microbatches=microbatches,
@@ -243,18 +249,24 @@ def search(
         )
     fitting.sort(key=lambda pair: pair[0])
     out_of_memory.sort(key=lambda pair: pair[0])
-    best = _fastest(request, fitting, num_best)
+    best, split = _fastest(request, fitting, num_best), []
     for order in searched:
         tried = _in_order(request, best, order)
         fitting += [(x.time.total, x.config) for x in tried]
         best = sorted([*best, *tried], key=lambda x: x.time.total)[: len(best)]
+    if splits_vocabulary:
+        split = _with_split_vocabulary(request, fitting, out_of_memory)
+        best = sorted([*best, *split], key=lambda x: x.time.total)[:num_best]
     return SearchResult(
         request=request,
         best=tuple(best),
-        rejected=tuple(_rejected(request, best, fitting, out_of_memory)),
+        rejected=(
+            *_rejected(request, best, fitting, out_of_memory),
+            *_rejected_vocabulary(best, split),
+        ),
         closest=request.estimate(out_of_memory[0][1]) if out_of_memory else None,
-        num_configs=len(fitting) + len(out_of_memory),
-        num_fitting=len(fitting),
+        num_configs=len(fitting) + len(out_of_memory) + len(split),
+        num_fitting=len(fitting) + len(split),
     )
 
 
@@ -337,6 +349,37 @@ def _in_order(
         if config.num_devices > 1 and config not in found:
             found[config] = request.estimate(config, estimate.layers_per_stage)
     return [x for x in found.values() if x.missing_bytes <= 0]
+
+
+def _with_split_vocabulary(
+    request: PlanRequest,
+    fitting: Sequence[tuple[float, ParallelConfig]],
+    out_of_memory: Sequence[tuple[float, ParallelConfig]],
+) -> list[Estimate]:
+    """Returns those that fit with the head over all devices of a pipeline.
+
+    Tried are the fastest of each K, or if none fits the leanest.
+    """
+    found = []
+    for K in sorted({x.num_devices for _, x in (*fitting, *out_of_memory)} - {1}):
+        mine, others = (
+            [x for x in some if x[1].num_devices == K and x[1].weight_share == 1]
+            for some in (fitting, out_of_memory)
+        )
+        tried = [x.config for x in _fastest(request, mine, 1)]
+        for config in tried or [x for _, x in others[:1]]:
+            found.append(split_vocabulary.with_split_vocabulary(request, config))
+    return [x for x in found if x.missing_bytes <= 0]
+
+
+def _rejected_vocabulary(
+    best: Sequence[Estimate], split: Sequence[Estimate]
+) -> Iterator[Rejected]:
+    """Yields the fastest with a split vocabulary, if none is among the best."""
+    if split and not any(x in best for x in split):
+        found = min(split, key=lambda x: x.time.total)
+        reason = _slower(found, best[0])
+        yield Rejected(name="vocabulary=split", config=found.config, reason=reason)
 
 
 def _rejected(
@@ -439,7 +482,7 @@ def _row(estimate: Estimate) -> tuple[str, ...]:
     return (
         str(config.num_replicas),
         str(config.num_devices),
-        str(config.num_shards),
+        config.shards,
         str(config.num_microbatches),
         config.order,
         str(config.remat),

@@ -4,7 +4,7 @@ Of a layer on a microbatch, one pass takes
 
     FLOPs / (peak x efficiency) + weights / bandwidth          its products
     + fusion_factor x bytes moved / bandwidth                  its other operations
-    + all-reduces / link                                       if it is in T shards
+    + exchanges / link                                         if it is in T shards
 
 and a stage the sum over its layers, plus the device's overhead of an action. Stages go
 into `tfgpipe.simulation` with the schedule, the bytes between them and the link's
@@ -29,8 +29,9 @@ from tfgpipe.costs import (
     stage_work,
 )
 from tfgpipe.planner import memory
-from tfgpipe.planner.devices import Device, Link
+from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import ParallelConfig
+from tfgpipe.planner.shard_axes import UNITS, ShardAxis, ring_seconds
 from tfgpipe.planner.workload import StagedWorkload
 from tfgpipe.schedules import ActionKind, Schedule, kinds
 from tfgpipe.simulation import Costs, simulate
@@ -44,7 +45,7 @@ class StageTimes(StageWork):
     """Seconds of one stage on one microbatch.
 
     Attributes:
-        reductions: Bytes in all-reduces among shards.
+        reductions: Exchanges among shards.
     """
 
     reductions: StageWork
@@ -57,9 +58,9 @@ class StepTime:
     Attributes:
         pipeline: From the first forward to the last backward.
         bubble: Share of the step in which devices wait, on average.
-        arithmetic: Forwards and backwards, all-reduces among shards aside.
-        recompute: Recomputation, all-reduces among shards aside.
-        reductions: All-reduces among shards.
+        arithmetic: Forwards and backwards, exchanges among shards aside.
+        recompute: Recomputation, exchanges among shards aside.
+        reductions: Exchanges among shards.
         replicas: The all-reduce of gradients over replicas.
         update: The update of weights.
     """
@@ -84,23 +85,11 @@ class StepTime:
         parts = {
             "waiting in the bubble": max(self.pipeline - busy, 0.0),
             "recomputing": self.recompute,
-            "all-reduces inside layers": self.reductions,
+            "exchanges inside layers": self.reductions,
             "all-reduces of gradients": self.replicas,
             "updating weights": self.update,
         }
         return {what: seconds / self.total for what, seconds in parts.items()}
-
-
-def ring_seconds(size: float, num: int, link: Link) -> float:
-    """Returns the seconds of an all-reduce on a ring.
-
-    >>> ring_seconds(8e9, 4, Link(bandwidth=12e9, latency=0.5))
-    4.0
-    """
-    if num == 1:
-        return 0.0
-    hops = 2 * (num - 1)
-    return hops * (size / num / link.bandwidth + link.latency)
 
 
 def layer_seconds(
@@ -110,15 +99,17 @@ def layer_seconds(
     num_shards: int,
     device: Device,
     dtype: str,
+    axis: ShardAxis = UNITS,
     saves_results: bool = False,
 ) -> PassCost:
-    """Returns the seconds of a layer on a device of a table, all-reduces aside."""
-    T, weights = layer.shards(num_shards), layer.weights
+    """Returns the seconds of a layer on a device of a table, exchanges aside."""
+    T, parts = axis.parts(layer, num_shards), axis.weight_parts(layer, num_shards)
+    weights, fraction = layer.weights, axis.saved_fraction(layer, num_shards)
 
     def seconds(
         kind: ActionKind, flops: float, traffic: float, *, of_weights: bool = True
     ) -> float:
-        moved = traffic * examples * layer.shard_fraction(num_shards)
+        moved = traffic * examples * fraction
         others = moved * device.fusion_factor / device.bandwidth
         if not flops:
             return others
@@ -127,8 +118,8 @@ def layer_seconds(
         products = device.product_seconds(
             kind,
             flops * examples / T,
-            rows=examples * layer.positions,
-            weights=of_weights * weights.count / T * (dtype_bytes(dtype) + sums),
+            rows=examples * layer.positions * parts / T,
+            weights=of_weights * weights.count / parts * (dtype_bytes(dtype) + sums),
             dtype=dtype,
         )
         return others + products
@@ -144,15 +135,28 @@ def layer_seconds(
     return PassCost(forward, backward, again)
 
 
-def reduction_seconds(
-    layer: LayerCost, *, examples: float, num_shards: int, device: Device
+def exchange_seconds(
+    layer: LayerCost,
+    *,
+    examples: float,
+    num_shards: int,
+    device: Device,
+    dtype: str,
+    axis: ShardAxis = UNITS,
 ) -> PassCost:
-    """Returns the seconds of a layer's all-reduces; arguments as of `layer_seconds`."""
-    if layer.shards(num_shards) == 1:
+    """Returns the seconds in which shards of a layer exchange tensors.
+
+    Arguments are those of `layer_seconds`.
+    """
+    if axis.parts(layer, num_shards) == 1:
         return PassCost()
-    link, size = device.link_across(num_shards), examples * layer.tensors.outputs
-    seconds = layer.num_reductions * ring_seconds(size, num_shards, link)
-    return PassCost(seconds, seconds)
+    return axis.seconds(
+        layer,
+        examples=examples,
+        num_shards=num_shards,
+        link=device.link_across(num_shards),
+        dtype=dtype,
+    )
 
 
 def stage_times(staged: StagedWorkload) -> list[StageTimes]:
@@ -167,15 +171,15 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
         sizes: dict[str, Any] = {
             "examples": staged.examples,
             "num_shards": config.num_shards,
+            "axis": config.shard_axis,
             "device": device,
+            "dtype": dtype,
         }
         again = config.load.recomputed(k, len(layers))
         part = parts[config.load.placement[k]]
-        passes = [
-            layer_seconds(x, **sizes, dtype=dtype, saves_results=saves) for x in layers
-        ]
+        passes = [layer_seconds(x, **sizes, saves_results=saves) for x in layers]
         computed = stage_work(passes, again)
-        reduced = stage_work([reduction_seconds(x, **sizes) for x in layers], again)
+        reduced = stage_work([exchange_seconds(x, **sizes) for x in layers], again)
         found.append(
             StageTimes(
                 forward=computed.forward + device.overhead + reduced.forward,
@@ -211,10 +215,11 @@ def update_times(staged: StagedWorkload) -> tuple[float, float]:
     """Returns the seconds of the all-reduce of gradients and of the weights' update."""
     config, stages = staged.config, staged.stages
     D, P, T = config.num_replicas, config.num_devices, config.num_shards
+    axis = config.shard_axis
     reduce = update = 0.0
     for p, device in enumerate(staged.devices):
         trained_bytes = sum(
-            layer.weights.trained_bytes / layer.shards(T)
+            layer.weights.trained_bytes / axis.weight_parts(layer, T)
             for k in config.stages_on(p)
             for layer in stages[k]
         )
@@ -260,11 +265,14 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
 def _gather_seconds(staged: StagedWorkload) -> Callable[[Sequence[LayerCost]], float]:
     """Returns the function from layers to the seconds of a gather of their weights."""
     config, T = staged.config, staged.config.num_shards
+    axis = config.shard_axis
     links = [device.link_across(config.total_devices) for device in staged.devices]
     slowest = max(links, key=lambda link: ring_seconds(1e9, config.num_replicas, link))
 
     def seconds(layers: Sequence[LayerCost]) -> float:
-        size = sum(layer.weights.bytes / layer.shards(T) for layer in layers)
+        size = sum(
+            layer.weights.bytes / axis.weight_parts(layer, T) for layer in layers
+        )
         return ring_seconds(size, config.num_replicas, slowest) / 2
 
     return seconds
@@ -285,28 +293,33 @@ def _host_bandwidth(device: Device) -> float:
     return device.host_bandwidth
 
 
+def room(staged: StagedWorkload) -> tuple[float, ...]:
+    """Returns the bytes of each device for a pipeline."""
+    return tuple(device.memory - device.reserved for device in staged.devices)
+
+
+def search_costs(staged: StagedWorkload) -> Costs:
+    """Returns the costs of stages for the search of an order, with their bytes."""
+    held = memory.stages(staged, splits_backwards=True)
+    kept, again, fixed = zip(
+        *(stage.by_time(staged.num_slots) for stage in held), strict=True
+    )
+    return dataclasses.replace(
+        stage_costs(staged, stage_times(staged)),
+        kept_bytes=kept,
+        backward_bytes=again,
+        fixed_bytes=fixed,
+    )
+
+
 def ordered(staged: StagedWorkload) -> ParallelConfig:
     """Returns the configuration with the schedule that is for its stages.
 
     It fits the devices, or if none does is the fastest.
     """
     config = staged.config
-    limits = tuple(device.memory - device.reserved for device in staged.devices)
-
-    def costs() -> Costs:
-        held = memory.stages(staged, splits_backwards=True)
-        kept, again, fixed = zip(
-            *(stage.by_time(staged.num_slots) for stage in held), strict=True
-        )
-        return dataclasses.replace(
-            stage_costs(staged, stage_times(staged)),
-            kept_bytes=kept,
-            backward_bytes=again,
-            fixed_bytes=fixed,
-        )
-
-    for limit in (limits, None):
-        order = config.schedule.fitted(costs, limit)
+    for limit in (room(staged), None):
+        order = config.schedule.fitted(lambda: search_costs(staged), limit)
         if order is config.schedule:
             break
         found = dataclasses.replace(config, schedule=order)

@@ -30,7 +30,14 @@ import math
 from typing import NamedTuple
 
 from tfgpipe._util import argument_checks
-from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights, dtype_bytes
+from tfgpipe.costs import (
+    LayerCost,
+    PassCost,
+    Routing,
+    TensorBytes,
+    Weights,
+    dtype_bytes,
+)
 from tfgpipe.planner.workload import Workload
 from tfgpipe.remat import ProductsRemat
 
@@ -67,7 +74,7 @@ def transformer(
         num_layers: Number of blocks.
         width: w.
         mlp_width: h.
-        num_heads: a, which T divides.
+        num_heads: a, which T divides if it is not of positions.
         length: n.
         vocabulary: Size of the vocabulary.
         dtype: Dtype of activations and weights.
@@ -137,6 +144,7 @@ def transformer(
             kept=logits,
         ),
         positions=n,
+        num_tokens=vocabulary,
     )
     blocks = [dataclasses.replace(block, name=f"block {i}") for i in range(num_layers)]
     return Workload(
@@ -145,6 +153,10 @@ def transformer(
         dtype=dtype,
         remat=ProductsRemat(),
     )
+
+
+# Of a sequence, as many as devices are fast to reach from one another.
+_MOST_PARTS = 16
 
 
 class _Sizes(NamedTuple):
@@ -192,4 +204,9 @@ def _block(sizes: _Sizes, size: int, *, gated: bool, flash: bool) -> LayerCost:
         ),
         positions=n,
         max_shards=math.gcd(g, E) if E > 1 else g,
+        max_parts=math.gcd(n, _MOST_PARTS),
+        # With experts only the attention's outputs are summed.
+        num_reductions=1 if E > 1 else 2,
+        keys_values=2 * size * n * v,
+        routing=Routing(E, k) if E > 1 else None,
     )

@@ -54,6 +54,11 @@ class Workload:
         return 1 + sum(layer.may_start for layer in self.layers[1:])
 
     @property
+    def max_parts(self) -> int:
+        """The number that T divides for sequences to be in parts."""
+        return math.lcm(*(layer.max_parts for layer in self.layers))
+
+    @property
     def max_shards(self) -> int:
         """The number that T divides for any layer to be sharded."""
         return math.lcm(*(layer.max_shards for layer in self.layers))

@@ -68,6 +68,8 @@ class TPPositionwise(ShardedLayer):
 
     config_is_complete = True
     config_names = ("residual",)
+    max_parts = 16  # For the planner, which tries its divisors.
+    key_value_size = 0
 
     def __init__(
         self,

@@ -94,6 +94,7 @@ class TPSequenceAttention(Attention):
     """
 
     parts = "Positions"
+    max_parts = 16  # For the planner, which tries its divisors.
     config_is_complete = True
     config_names = (
         *("num_heads", "key_dim", "num_key_value_heads", "value_dim", "dropout"),
@@ -151,6 +152,16 @@ class TPSequenceAttention(Attention):
     @property
     def _by_heads(self) -> bool:
         return self.exchange == get_args(Exchange)[1]
+
+    @property
+    def max_shards(self) -> int:
+        """1: heads are whole."""
+        return 1
+
+    @property
+    def key_value_size(self) -> int:
+        """Numbers of a position that go from device to device."""
+        return int(self.num_key_value_heads * (self.key_dim + self.value_dim))
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Creates the projections."""

@@ -127,7 +127,7 @@ def test_all_reduces_are_why_shards_lose_on_a_slow_link():
     result = search(device=slow)
     (why,) = [each.reason for each in result.rejected if each.name == "T=4"]
     assert "x the best step" in why
-    assert "of it is all-reduces inside layers" in why
+    assert "of it is exchanges inside layers" in why
 
 
 def test_weights_are_why_one_stage_loses():
