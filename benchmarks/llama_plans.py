@@ -6,10 +6,10 @@ Workloads of the sizes in table 3 of Grattafiori et al. 2024: grouped queries, g
 perceptrons, attention that saves no scores, 8,192 positions, bfloat16, Adam. The first
 row of each model and number of GPUs is the fastest plan of all schedules; the second
 is the published layout, D x K x T with v chunks a device, as the planner estimates it;
-the third has no pipeline, but sequences in two parts, and weights in slices over D
-replicas, gathered for v stages in turn, as a published one. Columns: seconds a step,
+the last two have no pipeline, but weights in slices over D replicas, gathered for v
+stages in turn, with T shards and with sequences in T parts, as a published one. Columns: seconds a step,
 tokens a second on a GPU, GiB of the fullest GPU; published are tokens a second of the
-second in FP8, whose products take half as long, and of the third in bfloat16.
+second in FP8, whose products take half as long, and of the last in bfloat16.
 
 Five minutes; `--models=8B` for one of them.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import tables
 from tfgpipe import planner, remat, schedules
-from tfgpipe.planner.shard_axes import POSITIONS
+from tfgpipe.planner.shard_axes import POSITIONS, UNITS
 
 LENGTH = 8192
 
@@ -126,18 +126,19 @@ def rows(case: Case) -> list[tables.Row]:
         results.append(row(case, request.estimate(config), case.published))
     if case.slices is not None:
         D, T, v, M = case.slices
-        config = planner.ParallelConfig(
-            num_replicas=D,
-            num_devices=1,
-            num_shards=T,
-            shard_axis=POSITIONS,
-            stages_per_device=v,
-            num_microbatches=M,
-            schedule=schedules.find("looped_bfs+gather"),
-            remat=remat.find("auto"),
-            shard_replicas="weights",
-        )
-        results.append(row(case, request.estimate(config), case.published_of_slices))
+        for axis, published in ((UNITS, None), (POSITIONS, case.published_of_slices)):
+            config = planner.ParallelConfig(
+                num_replicas=D,
+                num_devices=1,
+                num_shards=T,
+                shard_axis=axis,
+                stages_per_device=v,
+                num_microbatches=M,
+                schedule=schedules.find("looped_bfs+gather"),
+                remat=remat.find("auto"),
+                shard_replicas="weights",
+            )
+            results.append(row(case, request.estimate(config), published))
     return results
 
 

@@ -160,32 +160,37 @@ class Pipelining(Hyperparams):
         return f"{name}+gather" if self.gather else name
 
     def build(
-        self, layers: Sequence[keras.layers.Layer] | keras.Model
+        self, layers: Sequence[keras.layers.Layer] | keras.Model, **stages: Any
     ) -> tfgpipe.PipelinedModel:
-        """Returns a model, or layers one after another, as a pipeline."""
+        """Returns a model, or layers one after another, as a pipeline.
+
+        Args:
+            layers: The model, or the layers.
+            **stages: Arguments of the pipeline in place of these hyperparameters.
+        """
         import tfgpipe
 
         limit = self.memory_limit
         jit_compile: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
+        options = {
+            "num_stages": self.num_stages,
+            "num_microbatches": self.num_microbatches,
+            "schedule": self.make_schedule(),
+            "balance": self.balance,
+            "partition": self.layers,
+            "memory_limit": None if limit is None else limit * 2**30,
+            "device_speeds": self.device_speeds,
+            "remat": self.remat,
+            "jit_compile": jit_compile[self.jit_compile],
+            "batch_norm": self.batch_norm,
+            "added_losses": self.added_losses,
+            "offload_optimizer": self.offload_optimizer,
+            "transfer_dtype": None
+            if self.transfer_dtype == "none"
+            else self.transfer_dtype,
+        }
         try:
-            return tfgpipe.PipelinedModel(
-                layers,
-                num_stages=self.num_stages,
-                num_microbatches=self.num_microbatches,
-                schedule=self.make_schedule(),
-                balance=self.balance,
-                partition=self.layers,
-                memory_limit=None if limit is None else limit * 2**30,
-                device_speeds=self.device_speeds,
-                remat=self.remat,
-                jit_compile=jit_compile[self.jit_compile],
-                batch_norm=self.batch_norm,
-                added_losses=self.added_losses,
-                offload_optimizer=self.offload_optimizer,
-                transfer_dtype=None
-                if self.transfer_dtype == "none"
-                else self.transfer_dtype,
-            )
+            return tfgpipe.PipelinedModel(layers, **{**options, **stages})
         except (ValueError, TypeError) as error:
             raise _refused(error, "pipelining") from None
 

@@ -105,7 +105,7 @@ class Experiment(Hyperparams, abc.ABC):
             network = self.precision.apply(
                 network, lambda: dict(hooks.call(self, "quantize_rules"))
             )
-            model = self.pipelining.build(network)
+            model = self.pipeline(network)
             loss, metrics = hooks.call(self, "loss"), hooks.call(self, "metrics")
             if "loss" in [each.name for each in keras.tree.flatten(metrics)]:
                 raise HyperparameterError(
@@ -119,6 +119,18 @@ class Experiment(Hyperparams, abc.ABC):
             )
         self.evaluation.check(metrics, output_names(network))
         return model
+
+    def pipeline(self, network: keras.Model) -> tfgpipe.PipelinedModel:
+        """Returns a network as a pipeline."""
+        return self.pipelining.build(network)
+
+    def for_inference(self, plain: keras.Model) -> keras.Model:
+        """Returns a trained network without its pipeline as it is exported.
+
+        Args:
+            plain: The network, as `network` returns it.
+        """
+        return plain
 
     def examples(self, split: Split) -> Any:
         """Returns the examples of a split. An experiment defines this, or `batches`.

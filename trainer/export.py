@@ -33,7 +33,7 @@ def export(experiment: Experiment, model: tfgpipe.PipelinedModel, folder: Path) 
     for left in target.glob(".export-*"):  # Of a process that was killed.
         store.discard(left)
     print(f"\nExporting to {target}.", flush=True)
-    plain = plain_copy(model)
+    plain = experiment.for_inference(plain_copy(model))
     plain.save(target / "model.keras")
     plain.export(target / "saved_model", format="tf_saved_model", verbose=False)
 

@@ -169,6 +169,48 @@ def test_experts_and_parts_of_a_sequence_are_those_of_one_device(corpus: str) ->
     assert losses[0][2] < losses[0][0]
 
 
+@pytest.mark.parametrize("softmax", ["tied", "untied"])
+def test_a_vocabulary_in_parts_is_that_of_one_device(corpus: str, softmax) -> None:
+    given = [corpus, f"model.softmax={softmax}", "model.num_layers=2"]
+    plain = experiments.text("Tiny", *given, "pipelining.num_stages=1")
+    split = experiments.text("Tiny", *given, "model.split_vocabulary=true")
+    model, expected = split.build_model(), plain.build_model()
+    weights = model.unpipelined().get_weights()
+    if softmax == "tied":
+        weights[:2] = [np.concatenate(weights[:2])]
+    else:
+        kernel, bias = (np.concatenate(weights[i::2]) for i in (-4, -3))
+        weights[-4:] = [kernel.T, bias]
+    expected.unpipelined().set_weights(weights)
+    losses = []
+    for each, experiment in ((model, split), (expected, plain)):
+        batches = experiment.batches("train").as_numpy_iterator()
+        losses.append([float(each.train_on_batch(*next(batches))) for _ in range(3)])
+    assert np.allclose(*losses, rtol=1e-5), losses
+    tokens = np.zeros((2, split.model.context), "int32")
+    ours = split.for_inference(model.unpipelined()).predict_on_batch(tokens)
+    theirs = expected.predict_on_batch(tokens)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert split.sample(model) == plain.sample(expected)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "data.documents=packed",
+        "precision.quantize=8bit",
+        "pipelining.num_replicas=2",
+        "pipelining.num_shards=2",
+        "pipelining.layers=1,4",
+        "pipelining.schedule=interleaved",
+        "pipelining.num_stages=1",
+    ],
+)
+def test_a_vocabulary_in_parts_says_with_what_it_does_not_go(other: str) -> None:
+    with pytest.raises(HyperparameterError, match=other.partition("=")[0]):
+        experiments.text("Tiny", "model.split_vocabulary=true", other)
+
+
 def test_bad_sizes_of_experts_are_named() -> None:
     with pytest.raises(HyperparameterError, match="experts_per_token: expected at mos"):
         experiments.text("Experts", "model.num_experts=2", "model.experts_per_token=3")

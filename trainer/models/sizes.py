@@ -40,6 +40,10 @@ class Transformer(Hyperparams):
     softmax: Literal["tied", "untied"] = field(
         default="untied", help="tied: the embedding table is the output layer."
     )
+    split_vocabulary: bool = field(
+        default=False,
+        help="Softmax on the devices of all stages; their order is searched for.",
+    )
     num_experts: int = field(
         default=1, at_least=1, help="MLPs of a block; 2 or more: routed experts."
     )

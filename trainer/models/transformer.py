@@ -294,8 +294,10 @@ def decoder_only(
     start: int | None = None,
     num_shards: int = 1,
     sharding: Sharding = "sync",
+    vocabulary: tfgpipe.layers.SplitVocabulary | None = None,
+    predicts: bool = True,
 ) -> keras.Model:
-    """Returns the network.
+    """Returns the network, from tokens to logits.
 
     A tied softmax shares its weights with the embedding, over all stages between. Of
     packed documents the numbers go from the first stage to each block.
@@ -307,6 +309,9 @@ def decoder_only(
             None: a window is one text.
         num_shards: T, the number of devices of each block.
         sharding: Communication between these: see `tfgpipe.layers.TPDense`.
+        vocabulary: The softmax, and a tied embedding, in parts. None for whole ones.
+        predicts: False for a network with a vocabulary in parts from tokens and targets
+            to the losses of all positions.
     """
     layers = keras.layers
     numbered: list[Any] = [
@@ -331,14 +336,21 @@ def decoder_only(
     kind: Any = layers.ReversibleEmbedding if tied else layers.Embedding
     embedding = kind(vocabulary_size, hyper.width)
     head = None if tied else layers.Dense(vocabulary_size)
+    if vocabulary is not None and tied:
+        embedding = vocabulary.embed
     inputs = keras.Input([hyper.context], dtype="int32")
     sides = {} if start is None else {"segments": Segments(start=start)(inputs)}
     x = embedding(inputs)  # [batch_size, context, width]
     for layer in numbered:
         x = layer(x, **sides)
     x = norm(x)
-    logits = embedding(x, reverse=True) if head is None else head(x)
-    return keras.Model(inputs, logits)
+    if vocabulary is None:
+        logits = embedding(x, reverse=True) if head is None else head(x)
+        return keras.Model(inputs, logits)
+    if predicts:
+        return keras.Model(inputs, vocabulary.logits(x))
+    targets = keras.Input([hyper.context], dtype="int32")
+    return keras.Model([inputs, targets], vocabulary.cross_entropy(x, targets))
 
 
 layers = keras.layers

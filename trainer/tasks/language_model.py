@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.config import Evaluation
+from trainer.config import Evaluation, Pipelining
 from trainer.data import tokenizer_training, tokenizers
 from trainer.data.batches import HostShard
 from trainer.data.corpus import Corpus
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
+    import tfgpipe
     from tfgpipe.quantization import QuantizeConfig
 
 
@@ -157,24 +158,100 @@ class LanguageModel(Experiment):
 
     def network(self) -> keras.Model:
         """Returns the network, from tokens to logits."""
+        return self._network(predicts=False)
+
+    def _network(self, *, predicts: bool) -> keras.Model:
         from trainer.models import transformer
 
-        size = self._vocabulary_size
         try:
             return transformer.decoder_only(
                 self.model,
-                vocabulary_size=size,
+                vocabulary_size=self._vocabulary_size,
                 start=self._start,
                 num_shards=self.pipelining.num_shards,
                 sharding=self.pipelining.sharding,
+                vocabulary=self._split_vocabulary(),
+                predicts=predicts,
             )
         except ValueError as error:
             raise HyperparameterError(f"model: {error}") from None
+
+    def _split_vocabulary(self) -> tfgpipe.layers.SplitVocabulary | None:
+        """Returns the vocabulary in parts, if it is to be."""
+        if not self.model.split_vocabulary:
+            return None
+        import tfgpipe
+
+        tied = self.model.softmax == "tied"
+        return tfgpipe.layers.SplitVocabulary(
+            self._vocabulary_size,
+            self.model.width,
+            num_parts=self.pipelining.num_stages,
+            embeddings_initializer="uniform" if tied else "glorot_uniform",
+            use_bias=not tied,
+        )
+
+    def pipeline(self, network: keras.Model) -> tfgpipe.PipelinedModel:
+        """Returns a network as a pipeline, whose vocabulary may be on all devices."""
+        vocabulary = self._split_vocabulary()
+        if vocabulary is None:
+            return super().pipeline(network)
+        import tfgpipe
+
+        devices = tfgpipe.devices.default_devices()[: self.pipelining.num_stages]
+        return self.pipelining.build(
+            network,
+            num_stages=None,
+            **vocabulary.stages(
+                network,
+                devices=devices,
+                balance=self.pipelining.balance,
+                batch_size=self.training.batch_size,
+            ),
+        )
+
+    def for_inference(self, plain: keras.Model) -> keras.Model:
+        """Returns a network from tokens to logits with the weights of a trained one."""
+        if not self.model.split_vocabulary:
+            return plain
+        with self.precision.scope():
+            predicting = self._network(predicts=True)
+        predicting.set_weights(plain.get_weights())
+        return predicting
+
+    def validate(self) -> None:
+        """Checks that a vocabulary can be in parts."""
+        super().validate()
+        if not self.model.split_vocabulary:
+            return
+        pipelining = self.pipelining
+        for name, received, expected in (
+            ("data.documents", self.data.documents, "joined"),
+            ("precision.quantize", self.precision.quantize, "none"),
+            ("pipelining.num_replicas", pipelining.num_replicas, 1),
+            ("pipelining.num_shards", pipelining.num_shards, 1),
+            ("pipelining.layers", pipelining.layers, None),
+            ("pipelining.schedule", pipelining.schedule, Pipelining().schedule),
+        ):
+            if received != expected:
+                raise HyperparameterError(
+                    f"{name}: expected {expected}, as model.split_vocabulary has parts "
+                    f"of one softmax on the devices of a pipeline; received {received}."
+                )
+        if pipelining.num_stages < 2:
+            raise HyperparameterError(
+                "pipelining.num_stages: expected 2 or more, the parts of "
+                f"model.split_vocabulary; received {pipelining.num_stages}."
+            )
 
     def loss(self) -> keras.losses.Loss:
         """Returns the loss of logits, in nats per token that is predicted."""
         import keras
 
+        if self.model.split_vocabulary:
+            from tfgpipe.tensor_parallel import OutputLoss
+
+            return OutputLoss()
         return keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, ignore_class=self._start
         )
@@ -191,8 +268,17 @@ class LanguageModel(Experiment):
         """Returns batches of windows: random ones to train, even ones to validate.
 
         Windows of packed documents are fixed before, and each comes once in an epoch;
-        any others begin anywhere.
+        any others begin anywhere. With a vocabulary in parts targets are inputs, too.
         """
+        found = self._windows(split, first_step=first_step, shard=shard)
+        if not self.model.split_vocabulary:
+            return found
+        return found.map(lambda x, y: ((x, y), y))
+
+    def _windows(
+        self, split: Split, *, first_step: int = 0, shard: HostShard | None = None
+    ) -> tf.data.Dataset:
+        """Returns batches of windows, and of what follows each token."""
         from trainer.data import batches, corpus
 
         text, length = self._read(split), self.model.context
@@ -257,7 +343,7 @@ class LanguageModel(Experiment):
 
     def _validation_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all inputs and targets validated on, `[rows, length]` each."""
-        pairs = list(self.batches("validation").as_numpy_iterator())
+        pairs = list(self._windows("validation").as_numpy_iterator())
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
         return inputs, targets
 
@@ -276,6 +362,8 @@ class LanguageModel(Experiment):
 
     def sample(self, model: keras.Model) -> list[str]:
         """Returns a text drawn from the model for each prompt."""
+        if self.model.split_vocabulary:
+            model = self.for_inference(getattr(model, "unpipelined", lambda: model)())
         return self.sampling.draw(
             model,
             self.sampling.read_prompts(),
