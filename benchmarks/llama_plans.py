@@ -7,8 +7,8 @@ perceptrons, attention that saves no scores, 8,192 positions, bfloat16, Adam. Th
 row of each model and number of GPUs is the fastest plan of all schedules; the second
 is the published layout, D x K x T with v chunks a device, as the planner estimates it;
 the last two have no pipeline, but weights in slices over D replicas, gathered for v
-stages in turn, with T shards and with sequences in T parts, as a published one. Columns: seconds a step,
-tokens a second on a GPU, GiB of the fullest GPU; published are tokens a second of the
+stages in turn, with T shards and with sequences in T parts, as a published one.
+Columns: seconds a step, tokens a second on a GPU, GiB of the fullest GPU; published are tokens a second of the
 second in FP8, whose products take half as long, and of the last in bfloat16.
 
 Five minutes; `--models=8B` for one of them.
@@ -22,7 +22,6 @@ from typing import Any
 
 from benchmarks import tables
 from tfgpipe import planner, remat, schedules
-from tfgpipe.planner.shard_axes import POSITIONS, UNITS
 
 LENGTH = 8192
 
@@ -126,7 +125,10 @@ def rows(case: Case) -> list[tables.Row]:
         results.append(row(case, request.estimate(config), case.published))
     if case.slices is not None:
         D, T, v, M = case.slices
-        for axis, published in ((UNITS, None), (POSITIONS, case.published_of_slices)):
+        for axis, published in (
+            ("units", None),
+            ("positions", case.published_of_slices),
+        ):
             config = planner.ParallelConfig(
                 num_replicas=D,
                 num_devices=1,

@@ -1908,8 +1908,8 @@ TRAINER = (
     Fault(
         "a memory limit in GiB is taken for one in GB",
         "trainer/config.py",
-        "memory_limit=None if limit is None else limit * 2**30,",
-        "memory_limit=None if limit is None else limit * 10**9,",
+        '"memory_limit": None if limit is None else limit * 2**30,',
+        '"memory_limit": None if limit is None else limit * 10**9,',
         ("tests/params/test_image.py::test_a_limit_of_memory_is_in_gib",),
     ),
     Fault(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 from tfgpipe.costs.layer_cost import LayerCost as LayerCost
 from tfgpipe.costs.layer_cost import PassCost as PassCost
-from tfgpipe.costs.layer_cost import Routing as Routing
 from tfgpipe.costs.layer_cost import TensorBytes as TensorBytes
 from tfgpipe.costs.layer_cost import Weights as Weights
 from tfgpipe.costs.layer_cost import dtype_bytes as dtype_bytes

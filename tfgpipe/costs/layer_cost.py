@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfgpipe.schedules import ActionKind
 
@@ -128,18 +128,6 @@ class TensorBytes:
         )
 
 
-class Routing(NamedTuple):
-    """Experts of a mixture.
-
-    Attributes:
-        num_experts: E.
-        top_k: k, of which each token takes so many.
-    """
-
-    num_experts: int
-    top_k: int
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerCost:
     """Cost of one layer, or of several that are always in one stage.
@@ -159,7 +147,7 @@ class LayerCost:
         num_reductions: All-reduces of the output, in each pass, when sharded: 2 for
             an attention followed by a perceptron (Shoeybi et al. 2019).
         keys_values: Bytes of the keys and values of an attention, per example.
-        routing: The experts that tokens are sent to, or None.
+        routing: E and k of a mixture of E experts, of which a token takes k; or None.
         num_tokens: Size of the vocabulary, if the layer is the head of a language
             model, with its loss.
         may_start: True if a stage may begin with the layer.
@@ -176,7 +164,7 @@ class LayerCost:
     max_parts: int = 1
     num_reductions: int = 2
     keys_values: float = 0
-    routing: Routing | None = None
+    routing: tuple[int, int] | None = None
     num_tokens: int = 0
     may_start: bool = True
 

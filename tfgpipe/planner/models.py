@@ -22,7 +22,6 @@ from tfgpipe._util import stage_spans
 from tfgpipe.capture import TensorKey, source_model, tracer
 from tfgpipe.costs import (
     LayerCost,
-    Routing,
     SegmentProfiler,
     dtype_bytes,
     profiler,
@@ -196,7 +195,7 @@ def _layers(captured: tracer.CapturedModel, remat: Remat) -> tuple[LayerCost, ..
         positions = float(math.prod(values[output].shape[1:-1]))
         routing = None
         if isinstance(call.layer, Routed):
-            routing = Routing(call.layer.num_experts, call.layer.top_k)
+            routing = (call.layer.num_experts, call.layer.top_k)
         in_parts = isinstance(call.layer, InParts)
         exchanged = 0.0
         if in_parts:

@@ -13,6 +13,7 @@ from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe.costs import StepLoad
 from tfgpipe.partition import StepConfig
+from tfgpipe.planner import shard_axes
 from tfgpipe.planner.shard_axes import POSITIONS, UNITS, ShardAxis
 from tfgpipe.remat import RematLike
 from tfgpipe.schedules import Schedule, SchedulePolicy
@@ -35,7 +36,8 @@ class ParallelConfig(StepConfig):
         num_replicas: D.
         num_devices: K, the devices of a pipeline, in a row.
         num_shards: T.
-        shard_axis: The axis along which T devices share layers.
+        shard_axis: The axis along which T devices share layers, or its name: `"units"`
+            or `"positions"` of a sequence.
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
             recomputes when asked.
@@ -59,6 +61,7 @@ class ParallelConfig(StepConfig):
         if isinstance(self.schedule, Schedule):
             num_stages = self.schedule.num_stages
         object.__setattr__(self, "num_stages", num_stages)
+        object.__setattr__(self, "shard_axis", shard_axes.find(self.shard_axis))
         super().__post_init__()
 
     @property

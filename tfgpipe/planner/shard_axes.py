@@ -16,6 +16,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+from tfgpipe._util import argument_checks
 from tfgpipe.costs import LayerCost, PassCost, dtype_bytes
 from tfgpipe.planner.devices import Link
 
@@ -137,3 +138,18 @@ class _Positions(ShardAxis):
 
 
 UNITS, POSITIONS = _Units(), _Positions()
+
+
+def find(axis: ShardAxis | str) -> ShardAxis:
+    """Returns the axis of a name.
+
+    >>> find("positions").name
+    'positions'
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if isinstance(axis, ShardAxis):
+        return axis
+    known = {each.name: each for each in (UNITS, POSITIONS)}
+    return known[argument_checks.check_choice("shard_axis", axis, [*known])]

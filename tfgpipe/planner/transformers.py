@@ -33,7 +33,6 @@ from tfgpipe._util import argument_checks
 from tfgpipe.costs import (
     LayerCost,
     PassCost,
-    Routing,
     TensorBytes,
     Weights,
     dtype_bytes,
@@ -208,5 +207,5 @@ def _block(sizes: _Sizes, size: int, *, gated: bool, flash: bool) -> LayerCost:
         # With experts only the attention's outputs are summed.
         num_reductions=1 if E > 1 else 2,
         keys_values=2 * size * n * v,
-        routing=Routing(E, k) if E > 1 else None,
+        routing=(E, k) if E > 1 else None,
     )

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from tests.pure.planner.toys import TOY, config, layer, staged, workload
-from tfgpipe.costs import Routing
 from tfgpipe.planner import memory, step_time
 from tfgpipe.planner.parallel_config import enumerate_configs
 from tfgpipe.planner.shard_axes import POSITIONS, UNITS
@@ -61,7 +60,7 @@ def test_parts_of_a_sequence_have_gradients_of_all_weights():
 
 
 def test_experts_get_the_tokens_that_take_any_of_them():
-    mixture = layer(num_reductions=1, routing=Routing(num_experts=4, top_k=2))
+    mixture = layer(num_reductions=1, routing=(4, 2))
     seconds = step_time.exchange_seconds(mixture, **HALVES, device=TOY)
     # Of the six pairs of experts one is on the first device alone.
     reduced = 2 * (10 / 2 / 5 + 1 / 4)
@@ -79,4 +78,9 @@ def test_both_axes_are_tried():
     expected = {(UNITS, 1), (UNITS, 2), (POSITIONS, 2), (POSITIONS, 4)}
     assert {*found} == expected
     assert "T=4 positions" in str(config(num_shards=4, shard_axis=POSITIONS))
-    assert "T=1 M" in str(config(shard_axis=POSITIONS))
+    assert "T=1 M" in str(config(shard_axis="positions"))
+    assert config(shard_axis="positions").shard_axis == POSITIONS
+    with pytest.raises(
+        ValueError, match="`shard_axis` must be one of 'units', 'positions'"
+    ):
+        config(shard_axis="heads")
