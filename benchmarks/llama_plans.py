@@ -8,8 +8,9 @@ row of each model and number of GPUs is the fastest plan of all schedules; the s
 is the published layout, D x K x T with v chunks a device, as the planner estimates it;
 the last two have no pipeline, but weights in slices over D replicas, gathered for v
 stages in turn, with T shards and with sequences in T parts, as a published one.
-Columns: seconds a step, tokens a second on a GPU, GiB of the fullest GPU; published are tokens a second of the
-second in FP8, whose products take half as long, and of the last in bfloat16.
+Columns: seconds a step, tokens a second on a GPU, GiB of the fullest GPU; published are
+tokens a second of the second in FP8, whose products take half as long, and of the last
+in bfloat16.
 
 Five minutes; `--models=8B` for one of them.
 """
@@ -125,10 +126,8 @@ def rows(case: Case) -> list[tables.Row]:
         results.append(row(case, request.estimate(config), case.published))
     if case.slices is not None:
         D, T, v, M = case.slices
-        for axis, published in (
-            ("units", None),
-            ("positions", case.published_of_slices),
-        ):
+        axes = {"units": None, "positions": case.published_of_slices}
+        for axis, published in axes.items():
             config = planner.ParallelConfig(
                 num_replicas=D,
                 num_devices=1,
