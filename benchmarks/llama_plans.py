@@ -126,7 +126,10 @@ def rows(case: Case) -> list[tables.Row]:
         results.append(row(case, request.estimate(config), case.published))
     if case.slices is not None:
         D, T, v, M = case.slices
-        axes = {"units": None, "positions": case.published_of_slices}
+        axes: dict[Any, float | None] = {
+            "units": None,
+            "positions": case.published_of_slices,
+        }
         for axis, published in axes.items():
             config = planner.ParallelConfig(
                 num_replicas=D,
