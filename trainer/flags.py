@@ -56,10 +56,10 @@ _EXCLUDED_BY = {
 }
 
 HELP = """\
-Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
+Trains an experiment of params/: python -m trainer --params=NAME
 
   --params=NAME   the experiment; without any flag those there are are listed
-  --logdir=DIR    the run's folder; a run that was stopped goes on from there
+  --logdir=DIR    the run's folder, runs/NAME by default; a stopped run goes on
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt

@@ -90,6 +90,10 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         return
     run_hosts = hosts.find_hosts(flags.hosts, flags.host)
     _check_mode(run_hosts, flags)
+    # Of several hosts each may have another working directory.
+    usual = not flags.logdir and run_hosts.count == 1 and bool(flags.params)
+    if usual and flags.mode in (*_TRAINING, *_OF_CHECKPOINTS):
+        flags = dataclasses.replace(flags, logdir=str(Path("runs", flags.params)))
     if flags.mode in _OF_CHECKPOINTS:
         flags, experiment = _of_run(flags)
     elif flags.params:
@@ -113,6 +117,8 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         stop = Stopping(status=cluster.EXIT_PREEMPTED)
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)
+            if usual:
+                print(f"The run's folder is {folder}.", flush=True)
             if run_hosts.is_chief:
                 stack.enter_context(run_dir.held(folder))
             stop = signals.enter_context(

@@ -50,15 +50,26 @@ def test_help_fits_a_screen_and_is_no_failure(
         assert printed.err == ""
 
 
+def test_a_run_is_in_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = runs.flags(training__num_steps=2)
+    assert main(["trainer", *small]) == 0
+    assert "The run's folder is runs/parallelism.Pipelined." in capsys.readouterr().out
+    assert runs.losses(tmp_path / "runs/parallelism.Pipelined")[-1][0] == 2
+    assert main(["trainer", *small, "--mode=eval"]) == 0
+    assert "The checkpoint of step 2." in capsys.readouterr().out
+    assert main(["trainer", *small, "--dry_run"]) == 0
+    assert "The run's folder" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--logdir=a", "Expected --params=NAME, one of image.AmoebaNetD, image."),
-        (
-            "--params=lm.Tiny",
-            "Expected --logdir=DIR, which --mode=train_and_eval needs.",
-        ),
-        ("--params=lm.Tiny --mode=eval", "Expected --logdir=DIR, which --mode=eval"),
+        ("--mode=eval", "Expected --logdir=DIR, which --mode=eval"),
+        ("--params=lm.Tiny --mode=eval", "runs/lm.Tiny holds no checkpoint to eval"),
         ("--params=lm.Tiny stray", "Expected flags only, such as --params=lm.Tiny; "),
         ("stray --params=lm.Tiny", "received 'stray'"),
         ("--param=lm.Tiny", "Unknown command line flag 'param'. Did you mean: params"),
@@ -74,7 +85,6 @@ def test_help_fits_a_screen_and_is_no_failure(
         ("--mode=doctor --tpu=a", "Expected --tpu with --mode=train_and_eval, train"),
         ("--params=lm.Tiny --tpu_zone=a", "Expected --tpu=NAME, which --tpu_zone=ZO"),
         ("--params=lm.Tiny --mode=eval --logdir=none", "none holds no checkpoint"),
-        ("--params=lm.Tiny --mode=export", "Expected --logdir=DIR, which --mode=exp"),
         (
             "--params=lm.Tiny --mode=export --logdir=none",
             "none holds no checkpoint to export.",
