@@ -46,17 +46,19 @@ class StepCallback(keras.callbacks.Callback):
 
     Attributes:
         step: The step that has begun last.
+        metrics: Metrics of the step that has ended last, beside the loss, by name.
     """
 
     def __init__(self, *, first_step: int) -> None:
         super().__init__()
         self.first_step = self.step = first_step
+        self.metrics: dict[str, float] = {}
 
     def begin(self, step: int) -> None:
         """Runs before a step."""
 
     def end(self, step: int, loss: float) -> None:
-        """Runs after a step, with its loss."""
+        """Runs after a step, with its loss; `metrics` has the others."""
 
     def on_train_batch_begin(
         self, batch: int, logs: Mapping[str, Any] | None = None
@@ -69,16 +71,19 @@ class StepCallback(keras.callbacks.Callback):
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
         """Passes the loss on."""
-        self.end(self.first_step + batch + 1, (logs or {})["loss"])
+        found = {n: float(x) for n, x in (logs or {}).items() if not np.ndim(x)}
+        loss = found.pop("loss")
+        self.metrics = found
+        self.end(self.first_step + batch + 1, loss)
 
 
 class Logging(StepCallback):
     """Measures and reports at the end of steps.
 
-    A record of `metrics.jsonl`, and the plain line beside it, are made every
-    `training.log_every` steps and at the last one. Their loss is the mean over the
-    steps since the record before, but for losses that are not finite; a run that goes
-    on has the same. The live line of a terminal shows an exponential mean of losses, of
+    A record of `metrics.jsonl` is made every `training.log_every` steps and at the last
+    one. Its loss and metrics are the means over the steps since the record before, but
+    for steps whose loss is not finite; a run that goes on has the same. So are those of
+    a plain line. The live line of a terminal shows an exponential mean of losses, of
     which a tenth is the last step's; its rate is that since the record before the last.
 
     Args:
@@ -120,22 +125,21 @@ class Logging(StepCallback):
 
     def end(self, step: int, loss: float) -> None:
         """Measures and reports."""
-        if math.isfinite(loss):
-            self._run_state.loss_sum += loss
-            self._run_state.num_losses += 1
+        self._run_state.count({"loss": loss, **self.metrics})
         before = self._smooth_loss
         if not math.isfinite(before):
             self._smooth_loss = loss
         elif math.isfinite(loss):
             self._smooth_loss = before + (loss - before) / _SMOOTHED
-        if self._is_due(step):
-            self._record(step)
         is_first = step == self.first_step + 1
         is_last = step == self._training.num_steps
-        if self._progress.is_live and (
-            is_last or (self._progress.is_due and not is_first)
-        ):
-            self._progress.show(self._measured(step, self._smooth_loss, self._marks[0]))
+        shown = self._measured(step, self._run_state.means()["loss"], self._marks[-1])
+        if self._is_due(step):
+            self._record(shown)
+        if self._progress.is_live:
+            shown = self._measured(step, self._smooth_loss, self._marks[0])
+        if is_last or (self._progress.is_due and not is_first):
+            self._progress.show(shown)
         if is_first:
             # Most of its time goes into tracing, so it says nothing.
             self._marks = deque([(step, time.perf_counter())], maxlen=2)
@@ -143,22 +147,14 @@ class Logging(StepCallback):
     def _is_due(self, step: int) -> bool:
         return step % self._training.log_every == 0 or step == self._training.num_steps
 
-    def _record(self, step: int) -> None:
-        run_state = self._run_state
-        loss = (
-            run_state.loss_sum / run_state.num_losses
-            if run_state.num_losses
-            else math.nan
-        )
-        run_state.loss_sum, run_state.num_losses = 0.0, 0
-        measurement = self._measured(step, loss, self._marks[-1])
-        self._marks.append((step, time.perf_counter()))
-        if not self._progress.is_live:
-            self._progress.show(measurement)
+    def _record(self, measurement: Measurement) -> None:
+        means = self._run_state.means()
+        self._run_state.start_record()
+        self._marks.append((measurement.step, time.perf_counter()))
         self._metrics.write(
-            step,
+            measurement.step,
             {
-                "loss": loss,
+                **means,
                 "learning_rate": measurement.learning_rate,
                 "tokens_per_second": measurement.tokens_per_second,
             },
@@ -173,6 +169,11 @@ class Logging(StepCallback):
             step=step,
             num_steps=self._training.num_steps,
             loss=loss,
+            metrics={
+                name: mean
+                for name, mean in self._run_state.means().items()
+                if name in self.metrics
+            },
             learning_rate=self._learning_rate,
             tokens_per_second=self._tokens_per_step / seconds_per_step,
             seconds_left=(self._training.num_steps - step) * seconds_per_step,

@@ -215,7 +215,14 @@ class Training(Hyperparams):
         at_least=0,
         help="Processes that read and transform examples; 0: threads.",
     )
-    log_every: int = field(default=10, at_least=1, help="Steps between log lines.")
+    log_every: int = field(
+        default=10, at_least=1, help="Steps between records of metrics.jsonl."
+    )
+    log_seconds: float = field(
+        default=5.0,
+        at_least=0,
+        help="Seconds between log lines of a file or pipe; 0: one each step.",
+    )
     nonfinite: Literal["stop", "skip"] = field(
         default="stop",
         help="At a NaN or Inf in loss or gradients: stop, or skip the step.",

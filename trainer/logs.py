@@ -43,6 +43,7 @@ class Measurement:
         step: The step, counted from 1.
         num_steps: Steps of the run.
         loss: The loss to show.
+        metrics: Other metrics to show, by name.
         learning_rate: Learning rate of the step.
         tokens_per_second: Rate of training, in `unit`s.
         seconds_left: Time until the last step.
@@ -58,6 +59,7 @@ class Measurement:
     seconds_left: float
     unit: str
     memory: str = ""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return self._joined(f"learning rate {self.learning_rate:.2e}")
@@ -72,6 +74,7 @@ class Measurement:
         parts = (
             f"step {self.step:{len(str(self.num_steps))}}/{self.num_steps}",
             f"loss {self.loss:.4f}",
+            *(f"{name} {value:.4f}" for name, value in self.metrics.items()),
             *more,
             f"{self.tokens_per_second:,.0f} {self.unit}s/s",
             f"{left} left",
@@ -89,15 +92,17 @@ class Progress:
 
     Args:
         stream: The stream to write to.
+        seconds: Seconds between plain lines.
 
     Attributes:
         is_live: True if there is a live line.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, seconds: float = 0.0) -> None:
         self._stream = stream
         is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
         self.is_live = stream.isatty() and not is_dumb
+        self._seconds = _REFRESH if self.is_live else seconds
         self._live: Live | None = None
         self._shown_at = -math.inf
 
@@ -111,11 +116,12 @@ class Progress:
 
     @property
     def is_due(self) -> bool:
-        """True if the live line is old enough to be replaced."""
-        return time.monotonic() >= self._shown_at + _REFRESH
+        """True if the last line is old enough for another, or to be replaced."""
+        return time.monotonic() >= self._shown_at + self._seconds
 
     def show(self, measurement: Measurement) -> None:
         """Replaces the live line, or writes one."""
+        self._shown_at = time.monotonic()
         if not self.is_live:
             print(measurement, file=self._stream, flush=True)
             return
@@ -131,7 +137,6 @@ class Progress:
         if self._live is None:
             self._live = self._started()
         self._live.update(line, refresh=True)
-        self._shown_at = time.monotonic()
 
     def _started(self) -> Live:
         from rich.console import Console

@@ -168,7 +168,7 @@ def train(
             first_step=first_step,
             outputs=output_names(model.unpipelined()),
         )
-        with Progress(sys.stdout) as progress:
+        with Progress(sys.stdout, seconds=experiment.training.log_seconds) as progress:
             callbacks = [
                 Finiteness(
                     experiment.training,

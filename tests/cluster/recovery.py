@@ -94,6 +94,7 @@ def _flags(text: Path, *, num_stages: int, num_steps: int) -> list[str]:
         "training.num_steps": num_steps,
         "evaluation.num_batches": 2,
         "training.log_every": 1,
+        "training.log_seconds": 0,
         "saving.checkpoint_steps": 5,
         "sampling.num_bytes": 5,
     }

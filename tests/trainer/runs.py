@@ -11,6 +11,7 @@ _SMALL = {
     "training.batch_size": 4,
     "training.num_steps": 8,
     "training.log_every": 1,
+    "training.log_seconds": 0,
     "saving.checkpoint_steps": 2,
     "evaluation.num_batches": 2,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.trainer import runs
@@ -31,7 +32,7 @@ def _log(
     stream: io.StringIO,
     first_step: int = 0,
 ) -> None:
-    """Ends a step for each loss, of a run of ten steps."""
+    """Ends a step for each loss, of a run of ten steps. A metric is its tenth."""
     experiment: Any = SimpleNamespace(
         training=Training(num_steps=10, log_every=4), tokens_per_step=8, unit="byte"
     )
@@ -41,8 +42,9 @@ def _log(
         logging = Logging(experiment, metrics, progress, notes, first_step=first_step)
         logging.set_model(SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.5)))
         for step, loss in enumerate(losses, first_step + 1):
-            logging.begin(step)
-            logging.end(step, loss)
+            logging.on_train_batch_begin(step - first_step - 1)
+            logs = {"loss": loss, "tenth": loss / 10, "vector": np.ones(2)}
+            logging.on_train_batch_end(step - first_step - 1, logs)
 
 
 def test_a_record_has_the_mean_since_the_one_before(tmp_path: Path) -> None:
@@ -51,7 +53,15 @@ def test_a_record_has_the_mean_since_the_one_before(tmp_path: Path) -> None:
     _log(tmp_path, losses, notes=RunState(), stream=stream)
     # A step that is not finite is left out.
     assert runs.losses(tmp_path) == [(4, 3.0), (8, 2.0), (10, 1.0)]
+    tenths = [(x["step"], x["tenth"]) for x in runs.records(tmp_path)]
+    assert tenths == [(4, pytest.approx(0.3)), (8, pytest.approx(0.2)), (10, 0.1)]
     lines = stream.getvalue().splitlines()
+    assert len(lines) == 9  # All but the first, which is traced.
+    assert "step  3/10  loss 3.0000  " in lines[1]  # Of three steps.
+    assert "step  5/10  loss 1.0000  " in lines[3]  # After a record.
+    lines = [lines[step - 2] for step in (4, 8, 10)]
+    assert "  loss 3.0000  tenth 0.3000  learning rate" in lines[0]
+    assert "vector" not in lines[0]
     assert all(re.search(r" left  process [\d.]+ [MG]iB$", line) for line in lines)
     assert [re.findall(r"  loss (\S+)", line) for line in lines] == [
         ["3.0000"],
@@ -68,6 +78,11 @@ def test_a_mean_goes_on_where_a_run_does(tmp_path: Path) -> None:
     again = RunState.read(notes.written())
     _log(tmp_path / "stopped", losses[6:], notes=again, stream=stream, first_step=6)
     assert runs.losses(tmp_path / "stopped") == runs.losses(tmp_path / "whole")
+    one, other = (
+        [each["tenth"] for each in runs.records(tmp_path / name)]
+        for name in ("whole", "stopped")
+    )
+    assert one == other
 
 
 def test_a_live_line_has_a_smooth_loss(

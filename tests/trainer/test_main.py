@@ -192,13 +192,13 @@ def test_a_run_leaves_all_it_should(
     small_lm: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    assert main([*small_lm, f"--logdir={folder}", "--set=training.log_every=4"]) == 0
+    small_lm += ["--set=training.log_every=4", "--set=training.log_seconds=3600"]
+    assert main([*small_lm, f"--logdir={folder}"]) == 0
 
     printed = capsys.readouterr().out
     assert TABLE in printed
-    assert "step 4/8  loss " in printed
-    assert "step 8/8  loss " in printed
-    assert "step 5/8" not in printed
+    # Most of the time of the first is for tracing; the last is always shown.
+    assert re.findall(r"step (\d)/8  loss ", printed) == ["2", "8"]
     assert " bytes/s  0:00:00 left" in printed
     assert {path.name for path in folder.iterdir()} == {
         "checkpoints",
@@ -226,7 +226,7 @@ def test_a_run_leaves_all_it_should(
     assert table in printed
 
     # The same command again finds the run complete: it only evaluates.
-    assert main([*small_lm, f"--logdir={folder}", "--set=training.log_every=4"]) == 0
+    assert main([*small_lm, f"--logdir={folder}"]) == 0
     printed = capsys.readouterr().out
     assert "Going on from step 8." in printed
     assert "step 8/8" not in printed

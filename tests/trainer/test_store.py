@@ -198,13 +198,22 @@ def test_one_of_a_later_version_is_refused_and_stays(
     with monkeypatch.context() as later:
         later.setattr(store, "FORMAT", store.FORMAT + 1)
         _write(tmp_path, 2)
-    words = r"of format 2 or before; that in .*step-00000002 is of format 3\. Go on"
+    words = r"of format 3 or before; that in .*step-00000002 is of format 4\. Go on"
     for read in (store.read, store.about):
         with pytest.raises(CheckpointError, match=words):
             read(tmp_path, 2)
     with pytest.raises(CheckpointError, match=words):
         newest_whole(tmp_path, set_aside=True)
     assert store.steps(tmp_path) == [1, 2]
+
+
+def test_one_of_the_format_before_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "FORMAT", 2)
+    _write(tmp_path, 1)
+    monkeypatch.undo()
+    assert store.about(tmp_path, 1).step == 1
 
 
 WRONG: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ class RunState:
         skipped: Steps left out because they were not finite.
         loss_sum: The sum of the losses since the last record of `metrics.jsonl`.
         num_losses: The number of these losses.
+        metric_sums: The sums of the other metrics of the same steps, by name.
     """
 
     best_step: int | None = None
@@ -28,6 +30,7 @@ class RunState:
     skipped: list[int] = dataclasses.field(default_factory=list)
     loss_sum: float = 0.0
     num_losses: int = 0
+    metric_sums: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, written: Mapping[str, Any]) -> RunState:
@@ -36,8 +39,8 @@ class RunState:
         Raises:
             CheckpointError: If they are not those of this version.
         """
-        # Format 1 had no losses.
-        written = {"loss_sum": 0.0, "num_losses": 0, **written}
+        # Format 1 had no losses, and format 2 no other metrics.
+        written = {"loss_sum": 0.0, "num_losses": 0, "metric_sums": {}, **written}
         expected = [each.name for each in dataclasses.fields(cls)]
         if sorted(written) != sorted(expected):
             raise CheckpointError(
@@ -46,6 +49,31 @@ class RunState:
                 "wrote it."
             )
         return cls(**written)
+
+    def count(self, values: Mapping[str, float]) -> None:
+        """Adds the loss and the metrics of a step to the sums.
+
+        A step whose loss is not finite counts as none.
+        """
+        if not math.isfinite(values["loss"]):
+            return
+        self.num_losses += 1
+        self.loss_sum += values["loss"]
+        for name, value in values.items():
+            if name != "loss":
+                self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+
+    def means(self) -> dict[str, float]:
+        """Returns the mean loss, and metrics, since the last record."""
+        sums = {"loss": self.loss_sum, **self.metric_sums}
+        if not self.num_losses:
+            return dict.fromkeys(sums, math.nan)
+        return {name: value / self.num_losses for name, value in sums.items()}
+
+    def start_record(self) -> None:
+        """Begins the sums anew."""
+        self.loss_sum, self.num_losses = 0.0, 0
+        self.metric_sums = dict.fromkeys(self.metric_sums, 0.0)
 
     def is_over(self, patience: int | None) -> bool:
         """Returns whether a run ends here, as too long nothing was better."""

@@ -40,7 +40,8 @@ _PREFIX = "state"
 _ABOUT = "/about"
 # A change of what that holds, or of the fields of `RunState`, adds one. Formats 1, and
 # 0 without a number, have it in a file.
-FORMAT = 2
+FORMAT = 3
+_OLDEST_IN_TENSORS = 2
 _OLD_ABOUT = "about.json"
 _KINDS: Mapping[str, Any] = {
     "step": int,
@@ -209,7 +210,7 @@ def _read_body(at: Path, step: int) -> dict[str, Any]:
         body = _parsed(_read_tensors(at, {_ABOUT: "string"})[_ABOUT].numpy())
         if type(body.get("format")) is not int:
             raise DamagedError("what it says of itself has no format")
-        if body["format"] != FORMAT:
+        if not _OLDEST_IN_TENSORS <= body["format"] <= FORMAT:
             raise CheckpointError(
                 f"Expected a checkpoint of format {FORMAT} or before; that in {at} is "
                 f"of format {body['format']}. Go on with the version that wrote it, or "
