@@ -111,16 +111,19 @@ class Logging(StepCallback):
         self._metrics = metrics
         self._progress = progress
         self._learning_rate = 0.0
+        self._shows = False
         self._smooth_loss = math.nan
         # The step and the time of the last two records, since which speed is measured.
         self._marks = deque([(first_step, time.perf_counter())], maxlen=2)
 
     def begin(self, step: int) -> None:
-        """Records the learning rate.
+        """Records the learning rate, if it will be shown or written.
 
         The schedule counts the updates made, so it is asked before this one.
         """
-        if self._is_due(step):
+        is_last = step == self._training.num_steps
+        self._shows = is_last or (self._progress.is_due and step != self.first_step + 1)
+        if self._is_due(step) or (self._shows and not self._progress.is_live):
             self._learning_rate = float(self.model.optimizer.learning_rate)
 
     def end(self, step: int, loss: float) -> None:
@@ -131,24 +134,24 @@ class Logging(StepCallback):
             self._smooth_loss = loss
         elif math.isfinite(loss):
             self._smooth_loss = before + (loss - before) / _SMOOTHED
-        is_first = step == self.first_step + 1
-        is_last = step == self._training.num_steps
-        shown = self._measured(step, self._run_state.means()["loss"], self._marks[-1])
-        if self._is_due(step):
-            self._record(shown)
-        if self._progress.is_live:
-            shown = self._measured(step, self._smooth_loss, self._marks[0])
-        if is_last or (self._progress.is_due and not is_first):
-            self._progress.show(shown)
-        if is_first:
+        means, is_due = self._run_state.means(), self._is_due(step)
+        if is_due or (self._shows and not self._progress.is_live):
+            measured = self._measured(step, means, self._marks[-1])
+        if is_due:
+            self._record(measured, means)
+        if self._shows and self._progress.is_live:
+            smooth = {**means, "loss": self._smooth_loss}
+            measured = self._measured(step, smooth, self._marks[0])
+        if self._shows:
+            self._progress.show(measured)
+        if step == self.first_step + 1:
             # Most of its time goes into tracing, so it says nothing.
             self._marks = deque([(step, time.perf_counter())], maxlen=2)
 
     def _is_due(self, step: int) -> bool:
         return step % self._training.log_every == 0 or step == self._training.num_steps
 
-    def _record(self, measurement: Measurement) -> None:
-        means = self._run_state.means()
+    def _record(self, measurement: Measurement, means: Mapping[str, float]) -> None:
         self._run_state.start_record()
         self._marks.append((measurement.step, time.perf_counter()))
         self._metrics.write(
@@ -161,19 +164,15 @@ class Logging(StepCallback):
         )
 
     def _measured(
-        self, step: int, loss: float, since: tuple[int, float]
+        self, step: int, means: Mapping[str, float], since: tuple[int, float]
     ) -> Measurement:
         marked_step, marked_time = since
         seconds_per_step = (time.perf_counter() - marked_time) / (step - marked_step)
         return Measurement(
             step=step,
             num_steps=self._training.num_steps,
-            loss=loss,
-            metrics={
-                name: mean
-                for name, mean in self._run_state.means().items()
-                if name in self.metrics
-            },
+            loss=means["loss"],
+            metrics={name: mean for name, mean in means.items() if name != "loss"},
             learning_rate=self._learning_rate,
             tokens_per_second=self._tokens_per_step / seconds_per_step,
             seconds_left=(self._training.num_steps - step) * seconds_per_step,

@@ -56,6 +56,7 @@ def test_a_record_has_the_mean_since_the_one_before(tmp_path: Path) -> None:
     tenths = [(x["step"], x["tenth"]) for x in runs.records(tmp_path)]
     assert tenths == [(4, pytest.approx(0.3)), (8, pytest.approx(0.2)), (10, 0.1)]
     lines = stream.getvalue().splitlines()
+    assert all("learning rate 5.00e-01" in line for line in lines)
     assert len(lines) == 9  # All but the first, which is traced.
     assert "step  3/10  loss 3.0000  " in lines[1]  # Of three steps.
     assert "step  5/10  loss 1.0000  " in lines[3]  # After a record.
@@ -94,4 +95,6 @@ def test_a_live_line_has_a_smooth_loss(
     _log(tmp_path, [2.0] * 9 + [1.0], notes=RunState(), stream=terminal)
     assert "step 10/10  loss 1.9000  " in terminal.getvalue()
     assert "learning rate" not in terminal.getvalue()
+    assert "nan" not in terminal.getvalue()
+    assert "tenth 0." in terminal.getvalue()
     assert "\n" not in terminal.getvalue().partition("step 10/10")[0]

@@ -57,11 +57,12 @@ class RunState:
         """
         if not math.isfinite(values["loss"]):
             return
+        if not self.num_losses:  # A checkpoint of format 2 may be amid a record.
+            self.metric_sums = {name: 0.0 for name in values if name != "loss"}
         self.num_losses += 1
         self.loss_sum += values["loss"]
-        for name, value in values.items():
-            if name != "loss":
-                self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+        for name in self.metric_sums:
+            self.metric_sums[name] += values[name]
 
     def means(self) -> dict[str, float]:
         """Returns the mean loss, and metrics, since the last record."""
@@ -73,7 +74,6 @@ class RunState:
     def start_record(self) -> None:
         """Begins the sums anew."""
         self.loss_sum, self.num_losses = 0.0, 0
-        self.metric_sums = dict.fromkeys(self.metric_sums, 0.0)
 
     def is_over(self, patience: int | None) -> bool:
         """Returns whether a run ends here, as too long nothing was better."""

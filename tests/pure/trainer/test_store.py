@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 from pathlib import Path
 
@@ -60,6 +61,17 @@ def test_a_step_written_again_replaces_the_first(tmp_path: Path) -> None:
     write(tmp_path, 1, b"old")
     assert (write(tmp_path, 1, b"new") / "data").read_bytes() == b"new"
     assert store.steps(tmp_path) == [1]
+
+
+def test_a_record_that_began_without_metrics_ends_without() -> None:
+    """Of a checkpoint of format 2: their means would be of the later steps alone."""
+    state = RunState.read(RunState(loss_sum=6.0, num_losses=2).written())
+    state.count({"loss": 3.0, "accuracy": 1.0})
+    assert state.means() == {"loss": 3.0}
+    state.start_record()
+    state.count({"loss": math.nan, "accuracy": 0.0})
+    state.count({"loss": 2.0, "accuracy": 0.5})
+    assert state.means() == {"loss": 2.0, "accuracy": 0.5}
 
 
 @pytest.mark.parametrize("change", [{"more": 1}, None])
