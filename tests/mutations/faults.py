@@ -453,8 +453,8 @@ PLANS = (
     ),
     Fault(
         "planned layers that cannot be sharded reduce over shards",
-        "tfgpipe/planner/step_time.py",
-        "if axis.parts(layer, num_shards) == 1:",
+        "tfgpipe/planner/shard_axes.py",
+        "if self.parts(layer, num_shards) == 1:",
         "if num_shards == 1:",
         (
             "tests/pure/planner/test_step_time.py::"
@@ -464,9 +464,8 @@ PLANS = (
     Fault(
         "planned reductions are not among what layers recompute",
         "tfgpipe/planner/step_time.py",
-        "reduced = stage_work([exchange_seconds(x, **sizes) for x in layers], again)",
-        "reduced = stage_work([exchange_seconds(x, **sizes) for x in layers],\n"
-        "            [1.0] * len(layers))",
+        "reduced = stage_work(exchanges, again)",
+        "reduced = stage_work(exchanges, [1.0] * len(layers))",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_layer_that_cannot_be_sharded_reduces_nothing",

@@ -47,14 +47,17 @@ class ShardedWeight:
         return str(self.parts[0].path)
 
     @property
-    def full_shape(self) -> tuple[int, ...]:
-        """The shape of the full weight."""
-        if self.shape is not None:
-            return self.shape
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape of the shards side by side."""
         shape = list(self.parts[0].shape)
         if shape:
             shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)
         return tuple(shape)
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The shape of the full weight."""
+        return self.padded_shape if self.shape is None else self.shape
 
     def full(self) -> np.ndarray:
         """Returns the full value."""
@@ -74,16 +77,14 @@ class ShardedWeight:
                 f"{self.full_shape}. Received {value.shape}. Was it saved by a layer "
                 "with other arguments?"
             )
-        start = 0
-        for part in self.parts:
-            own = value
-            if value.shape:
-                end = start + part.shape[self.axis]
-                own = value[(slice(None),) * self.axis + (slice(start, end),)]
-                start = end
-                missing = zip(part.shape, own.shape, strict=True)
-                own = np.pad(own, [(0, n - m) for n, m in missing])
-            part.assign(own)
+        shards = [value]
+        if value.shape:
+            missing = zip(self.padded_shape, value.shape, strict=True)
+            padded = np.pad(value, [(0, n - m) for n, m in missing])
+            ends = np.cumsum([part.shape[self.axis] for part in self.parts])
+            shards = np.split(padded, ends[:-1], self.axis)
+        for part, each in zip(self.parts, shards, strict=True):
+            part.assign(each)
 
 
 class Sharded:
@@ -181,11 +182,10 @@ def sharding_table(layers: Iterable[Any]) -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for layer in sharded_layers(layers):
         for weight in layer.sharded_weights:
-            shape = dataclasses.replace(weight, shape=None).full_shape
             size = max(math.prod(part.shape) for part in weight.parts)
             row = (
                 f"{type(layer).__name__}.{weight.name}",
-                " x ".join(map(str, shape)),
+                " x ".join(map(str, weight.padded_shape)),
                 str(sharding_spec(weight)),
                 f"{size:,}",
             )

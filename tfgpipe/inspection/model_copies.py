@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -119,6 +119,11 @@ def copy_state(source: keras.Model, target: keras.Model) -> None:
 def state(model: keras.Model) -> list[sharding.ShardedWeight]:
     """Returns the variables of a model's layers, as if it had no shards."""
     return sharding.full_variables(model, variables(model))
+
+
+def values(variables: Iterable[keras.Variable]) -> list[tf.Tensor]:
+    """Returns the values that variables have now."""
+    return [tf.identity(x.value) for x in variables]
 
 
 def variables(model: keras.Model) -> list[keras.Variable]:

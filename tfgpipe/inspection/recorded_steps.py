@@ -64,7 +64,7 @@ class InMicrobatches(keras.Model):
         """Returns the outputs of all rows."""
         flat, made = keras.tree.flatten(inputs), []
         moved = [x for x in model_copies.variables(self.model) if not x.trainable]
-        before, after = _values(moved), []
+        before, after = model_copies.values(moved), []
         for d, own in enumerate(
             microbatches(num_rows(inputs), self.num_microbatches, self.num_replicas)
         ):
@@ -75,7 +75,7 @@ class InMicrobatches(keras.Model):
                 piece = [None if x is None else x[rows] for x in flat]
                 x = keras.tree.pack_sequence_as(inputs, piece)
                 made.append(self.model(x, training=bool(training)))
-            after.append(_values(moved))
+            after.append(model_copies.values(moved))
         _assign(moved, after[0])
         return keras.tree.map_structure(lambda *x: tf.concat(x, axis=0), *made)
 
@@ -87,10 +87,6 @@ class InMicrobatches(keras.Model):
         count = len(added) - of_weights
         number = self.num_microbatches * self.num_replicas
         return [*(loss / number for loss in added[:count]), *added[count:]]
-
-
-def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    return [tf.identity(x.value) for x in variables]
 
 
 def _assign(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:

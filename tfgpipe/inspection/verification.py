@@ -205,7 +205,7 @@ def _verified(
     tolerance: float | None,
 ) -> Verification:
     """Returns the comparison of copies of a model."""
-    plain, pieces = copies.plain(), copies.plain()
+    plain, fresh = copies.plain(), copies.plain()
     D = _num_replicas(strategy, batch, plain)
     pipelined = copies.pipelined()
     whole, ours = Step.of(plain, batch), Step.of(pipelined, batch)
@@ -223,7 +223,7 @@ def _verified(
     steps = ours, ours
     if coupled_layers(pipelined.pipelined.pipeline, training=True).keys:
         steps = ours, Step.of(copies.pipelined(added_losses="microbatch"), batch)
-    return _explained(result, steps, whole, pieces, pipelined, batch)
+    return _explained(result, steps, whole, fresh, pipelined, batch)
 
 
 class _Copies:
@@ -323,7 +323,7 @@ def _explained(
     result: Verification,
     ours: tuple[Step, Step],
     whole: Step,
-    pieces: keras.Model,
+    fresh: keras.Model,
     pipelined: PipelinedModel,
     batch: tuple[Any, ...],
 ) -> Verification:
@@ -333,7 +333,7 @@ def _explained(
         result: The result.
         ours: The step of the pipeline, and one with all losses by microbatch.
         whole: The step of plain Keras on the mini-batch.
-        pieces: The plain model, which has made no step.
+        fresh: The plain model, which has made no step.
         pipelined: The pipeline.
         batch: The mini-batch.
     """
@@ -341,13 +341,13 @@ def _explained(
         "num_microbatches": result.num_microbatches,
         "num_replicas": result.num_replicas,
     }
-    causes = find_causes(pieces, batch, **cut, tolerance=result.tolerance)
-    plain = InMicrobatches.of(pieces, **cut)
-    before = [tf.identity(x.value) for x in model_copies.variables(pieces)]
+    causes = find_causes(fresh, batch, **cut, tolerance=result.tolerance)
+    plain = InMicrobatches.of(fresh, **cut)
+    before = model_copies.values(model_copies.variables(fresh))
     by_microbatch = Step.of(plain, batch)
     off = []
     for seed in range(_DRAWS):
-        _round_off(pieces, before, seed)
+        _round_off(fresh, before, seed)
         each = compared(Step.of(plain, batch), by_microbatch)
         off.append([x.deviation for x in each])
 

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
@@ -20,12 +20,8 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import stage_spans
 from tfgpipe.capture import TensorKey, source_model, tracer
-from tfgpipe.costs import (
-    LayerCost,
-    SegmentProfiler,
-    dtype_bytes,
-    profiler,
-)
+from tfgpipe.costs import LayerCost, SegmentProfiler, dtype_bytes, profiler
+from tfgpipe.planner.shard_axes import MOST_PARTS
 from tfgpipe.planner.workload import Workload
 from tfgpipe.remat import Remat, RematLike, find
 
@@ -51,15 +47,14 @@ class InParts(Protocol):
     """A layer that can have parts of a sequence on several devices.
 
     Attributes:
-        max_parts: A multiple of the numbers of parts that it can be in.
-        key_value_size: Numbers of a position that devices exchange: of keys and values.
+        compute_dtype: Dtype of what they exchange.
     """
 
-    max_parts: int
+    compute_dtype: str
 
     @property
     def key_value_size(self) -> int:
-        """Such as that of the heads of keys and values; 0 without attention."""
+        """Numbers of a position that devices exchange: its keys and values."""
 
 
 @runtime_checkable
@@ -193,14 +188,6 @@ def _layers(captured: tracer.CapturedModel, remat: Remat) -> tuple[LayerCost, ..
         of_all_later = received(i, len(graph.calls))[-1] if i else tensors.inputs
         output = next(n for n in call.output_ids if n in values)
         positions = float(math.prod(values[output].shape[1:-1]))
-        routing = None
-        if isinstance(call.layer, Routed):
-            routing = (call.layer.num_experts, call.layer.top_k)
-        in_parts = isinstance(call.layer, InParts)
-        exchanged = 0.0
-        if in_parts:
-            size = dtype_bytes(call.layer.compute_dtype)
-            exchanged = EXAMPLES * positions * size * call.layer.key_value_size
         whole = dataclasses.replace(
             layer,
             traffic=traffic[i],
@@ -213,13 +200,20 @@ def _layers(captured: tracer.CapturedModel, remat: Remat) -> tuple[LayerCost, ..
             # Rows of its products for each example.
             positions=positions,
             max_shards=max_shards,
-            max_parts=call.layer.max_parts if in_parts else 1,
-            num_reductions=2 if routing is None else 0,
-            routing=routing,
-            keys_values=exchanged,
+            **_exchanged(call.layer, EXAMPLES * positions),
         )
         layers.append(whole.per_example(EXAMPLES))
     return tuple(layers)
+
+
+def _exchanged(layer: Any, num_positions: float) -> dict[str, Any]:
+    """Returns the arguments of a `LayerCost` on what its shards exchange."""
+    if isinstance(layer, Routed):
+        return {"num_reductions": 0, "routing": (layer.num_experts, layer.top_k)}
+    if isinstance(layer, InParts):
+        size = layer.key_value_size * dtype_bytes(layer.compute_dtype)
+        return {"max_parts": MOST_PARTS, "keys_values": size * num_positions}
+    return {}
 
 
 def _input_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:

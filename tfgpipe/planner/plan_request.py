@@ -268,14 +268,16 @@ class PlanRequest:
         sizes: dict[str, Any] = {
             "examples": self.microbatch_size(config),
             "num_shards": config.num_shards,
-            "axis": config.shard_axis,
             "device": device,
             "dtype": self.workload.dtype,
         }
         computed = step_time.layer_seconds(
-            layer, **sizes, saves_results=config.remat.saves_results
+            layer,
+            **sizes,
+            axis=config.shard_axis,
+            saves_results=config.remat.saves_results,
         )
-        reduced = step_time.exchange_seconds(layer, **sizes)
+        reduced = config.shard_axis.exchange_seconds(layer, **sizes)
         # Amid a stage, a backward recomputes a layer as often as the first of many.
         again = config.load.recomputed(0, 2 * len(self.workload.layers))[0]
         each = (x.forward + again * x.again + x.backward for x in (computed, reduced))

@@ -37,7 +37,7 @@ GROUPS = {
     "D": "num_replicas",
     "K": "num_devices",
     "T": "num_shards",
-    "T of": "shard_axis.name",
+    "shard_axis": "shard_axis.name",
     "schedule": "schedule.name",
     "remat": "remat.name",
 }

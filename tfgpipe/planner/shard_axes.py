@@ -12,13 +12,13 @@ it sums.
 
 from __future__ import annotations
 
-import dataclasses
+import abc
 import math
 from typing import ClassVar
 
 from tfgpipe._util import argument_checks
 from tfgpipe.costs import LayerCost, PassCost, dtype_bytes
-from tfgpipe.planner.devices import Link
+from tfgpipe.planner.devices import Device, Link
 
 
 def ring_seconds(size: float, num: int, link: Link) -> float:
@@ -33,8 +33,7 @@ def ring_seconds(size: float, num: int, link: Link) -> float:
     return hops * (size / num / link.bandwidth + link.latency)
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardAxis:
+class ShardAxis(abc.ABC):
     """An axis along which a layer is shared.
 
     Attributes:
@@ -43,29 +42,46 @@ class ShardAxis:
 
     name: ClassVar[str]
 
+    @abc.abstractmethod
     def parts(self, layer: LayerCost, num_shards: int) -> int:
         """Returns the number of parts of the layer among T devices: T or 1."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def weight_parts(self, layer: LayerCost, num_shards: int) -> int:
         """Returns the number of parts of the weights."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def saved_fraction(self, layer: LayerCost, num_shards: int) -> float:
         """Returns the part of the activations that a device holds."""
-        raise NotImplementedError
 
-    def seconds(
+    @abc.abstractmethod
+    def _exchange(
+        self, layer: LayerCost, examples: float, num_shards: int, link: Link, dtype: str
+    ) -> PassCost:
+        """Returns the seconds in which the parts of a layer exchange tensors."""
+
+    def exchange_seconds(
         self,
         layer: LayerCost,
         *,
         examples: float,
         num_shards: int,
-        link: Link,
+        device: Device,
         dtype: str,
     ) -> PassCost:
-        """Returns the seconds in which devices exchange tensors, if there are parts."""
-        raise NotImplementedError
+        """Returns the seconds in which T devices exchange tensors.
+
+        Args:
+            layer: The layer, which may not be in T parts.
+            examples: Examples of a microbatch.
+            num_shards: T.
+            device: The kind of each.
+            dtype: Dtype of products.
+        """
+        if self.parts(layer, num_shards) == 1:
+            return PassCost()
+        link = device.link_across(num_shards)
+        return self._exchange(layer, examples, num_shards, link, dtype)
 
 
 class _Units(ShardAxis):
@@ -82,14 +98,8 @@ class _Units(ShardAxis):
         whole = tensors.replicated / tensors.saved if tensors.saved else 0.0
         return whole + (1 - whole) / T
 
-    def seconds(
-        self,
-        layer: LayerCost,
-        *,
-        examples: float,
-        num_shards: int,
-        link: Link,
-        dtype: str,
+    def _exchange(
+        self, layer: LayerCost, examples: float, num_shards: int, link: Link, dtype: str
     ) -> PassCost:
         T, size = num_shards, examples * layer.tensors.outputs
         seconds = layer.num_reductions * ring_seconds(size, T, link)
@@ -114,14 +124,8 @@ class _Positions(ShardAxis):
     def saved_fraction(self, layer: LayerCost, num_shards: int) -> float:
         return 1 / self.parts(layer, num_shards)
 
-    def seconds(
-        self,
-        layer: LayerCost,
-        *,
-        examples: float,
-        num_shards: int,
-        link: Link,
-        dtype: str,
+    def _exchange(
+        self, layer: LayerCost, examples: float, num_shards: int, link: Link, dtype: str
     ) -> PassCost:
         T, tensors = num_shards, layer.tensors
         # To the others and back: as much as an all-reduce.
@@ -138,6 +142,8 @@ class _Positions(ShardAxis):
 
 
 UNITS, POSITIONS = _Units(), _Positions()
+# Parts of a sequence: as many devices as are fast to reach from one another.
+MOST_PARTS = 16
 
 
 def find(axis: ShardAxis | str) -> ShardAxis:

@@ -17,8 +17,8 @@ from tfgpipe.planner import step_time
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.plan_request import Estimate, PlanRequest
 from tfgpipe.planner.workload import Workload
-from tfgpipe.schedules import DataFlow, Schedule
-from tfgpipe.simulation import AutoSchedule, best_schedule
+from tfgpipe.schedules import DataFlow
+from tfgpipe.simulation import AutoSchedule, Costs, best_schedule
 
 # Bytes of the terms of the loss that a part returns of a position.
 _TERMS = 4 * 4
@@ -48,36 +48,13 @@ def with_split_vocabulary(request: PlanRequest, config: ParallelConfig) -> Estim
     )
     split = _request(request, (*workload.layers[:-1], *_parts(workload, P)))
     layers_per_stage = (*blocks, *[1] * (P + 1))
-    staged = split.staged(_ordered(AutoSchedule(), config), layers_per_stage)
+    staged = split.staged(_ordered(config), layers_per_stage)
     costs = step_time.search_costs(staged)
-    order = _Order(costs, step_time.room(staged))
     try:
-        config = _ordered(order, config)
+        config = _ordered(config, costs, step_time.available_bytes(staged))
     except ValueError:  # Nothing that was found fits.
-        config = _ordered(dataclasses.replace(order, memory_limit=None), config)
+        config = _ordered(config, costs)
     return split.estimate(config, layers_per_stage)
-
-
-class _Order(AutoSchedule):
-    """The best order of whole backwards that is found in seconds."""
-
-    def on(
-        self,
-        placement: Sequence[int],
-        num_microbatches: int,
-        flow: DataFlow | None = None,
-    ) -> Schedule:
-        """Returns the schedule with stage k on device `placement[k]`."""
-        assert self.costs is not None
-        return best_schedule(
-            self.costs,
-            placement,
-            num_microbatches,
-            flow=flow,
-            memory_limit=self.memory_limit,
-            splits_backwards=False,
-            effort=1,
-        ).schedule
 
 
 def _request(request: PlanRequest, layers: tuple[LayerCost, ...]) -> PlanRequest:
@@ -118,11 +95,34 @@ def _parts(workload: Workload, P: int) -> list[LayerCost]:
     ]
 
 
-def _ordered(policy: AutoSchedule, config: ParallelConfig) -> ParallelConfig:
-    """Returns a configuration in an order of blocks, parts of the head, and loss."""
+def _ordered(
+    config: ParallelConfig,
+    costs: Costs | None = None,
+    memory_limit: Sequence[float] | None = None,
+) -> ParallelConfig:
+    """Returns a configuration in the best order that is found in seconds.
+
+    Args:
+        config: The configuration.
+        costs: The costs of the blocks, the parts of the head, and the loss. None for an
+            order that holds little.
+        memory_limit: Bytes of each device, or None.
+    """
     P, M = config.num_devices, config.num_microbatches
+    placement = (*range(P), *range(P), P - 1)
     line = DataFlow.line(P).sources
     flow = DataFlow((*line, *[(P - 1,)] * P, tuple(range(P, 2 * P))))
-    found = policy.on((*range(P), *range(P), P - 1), M, flow)
-    order = dataclasses.replace(found, name=f"auto, vocabulary / {P}")
+    if costs is None:
+        order = AutoSchedule().on(placement, M, flow)
+    else:
+        order = best_schedule(
+            costs,
+            placement,
+            M,
+            flow=flow,
+            memory_limit=memory_limit,
+            splits_backwards=False,
+            effort=1,
+        ).schedule
+    order = dataclasses.replace(order, name=f"auto, vocabulary / {P}")
     return dataclasses.replace(config, schedule=order, stages_per_device=1)

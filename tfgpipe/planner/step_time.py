@@ -135,33 +135,9 @@ def layer_seconds(
     return PassCost(forward, backward, again)
 
 
-def exchange_seconds(
-    layer: LayerCost,
-    *,
-    examples: float,
-    num_shards: int,
-    device: Device,
-    dtype: str,
-    axis: ShardAxis = UNITS,
-) -> PassCost:
-    """Returns the seconds in which shards of a layer exchange tensors.
-
-    Arguments are those of `layer_seconds`.
-    """
-    if axis.parts(layer, num_shards) == 1:
-        return PassCost()
-    return axis.seconds(
-        layer,
-        examples=examples,
-        num_shards=num_shards,
-        link=device.link_across(num_shards),
-        dtype=dtype,
-    )
-
-
 def stage_times(staged: StagedWorkload) -> list[StageTimes]:
     """Returns the times of each stage on a microbatch."""
-    config, dtype = staged.config, staged.workload.dtype
+    config, axis = staged.config, staged.config.shard_axis
     saves = config.remat.saves_results
     parts = memory.recomputed_parts(staged)
     found = []
@@ -171,15 +147,17 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
         sizes: dict[str, Any] = {
             "examples": staged.examples,
             "num_shards": config.num_shards,
-            "axis": config.shard_axis,
             "device": device,
-            "dtype": dtype,
+            "dtype": staged.workload.dtype,
         }
         again = config.load.recomputed(k, len(layers))
         part = parts[config.load.placement[k]]
-        passes = [layer_seconds(x, **sizes, saves_results=saves) for x in layers]
+        passes = [
+            layer_seconds(x, **sizes, axis=axis, saves_results=saves) for x in layers
+        ]
         computed = stage_work(passes, again)
-        reduced = stage_work([exchange_seconds(x, **sizes) for x in layers], again)
+        exchanges = [axis.exchange_seconds(x, **sizes) for x in layers]
+        reduced = stage_work(exchanges, again)
         found.append(
             StageTimes(
                 forward=computed.forward + device.overhead + reduced.forward,
@@ -293,7 +271,7 @@ def _host_bandwidth(device: Device) -> float:
     return device.host_bandwidth
 
 
-def room(staged: StagedWorkload) -> tuple[float, ...]:
+def available_bytes(staged: StagedWorkload) -> tuple[float, ...]:
     """Returns the bytes of each device for a pipeline."""
     return tuple(device.memory - device.reserved for device in staged.devices)
 
@@ -318,7 +296,7 @@ def ordered(staged: StagedWorkload) -> ParallelConfig:
     It fits the devices, or if none does is the fastest.
     """
     config = staged.config
-    for limit in (room(staged), None):
+    for limit in (available_bytes(staged), None):
         order = config.schedule.fitted(lambda: search_costs(staged), limit)
         if order is config.schedule:
             break

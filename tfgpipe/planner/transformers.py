@@ -37,6 +37,7 @@ from tfgpipe.costs import (
     Weights,
     dtype_bytes,
 )
+from tfgpipe.planner.shard_axes import MOST_PARTS
 from tfgpipe.planner.workload import Workload
 from tfgpipe.remat import ProductsRemat
 
@@ -154,10 +155,6 @@ def transformer(
     )
 
 
-# Of a sequence, as many as devices are fast to reach from one another.
-_MOST_PARTS = 16
-
-
 class _Sizes(NamedTuple):
     """Sizes of a block: w, h, n, a, g, E and k."""
 
@@ -203,7 +200,7 @@ def _block(sizes: _Sizes, size: int, *, gated: bool, flash: bool) -> LayerCost:
         ),
         positions=n,
         max_shards=math.gcd(g, E) if E > 1 else g,
-        max_parts=math.gcd(n, _MOST_PARTS),
+        max_parts=math.gcd(n, MOST_PARTS),
         # With experts only the attention's outputs are summed.
         num_reductions=1 if E > 1 else 2,
         keys_values=2 * size * n * v,

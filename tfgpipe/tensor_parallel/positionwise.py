@@ -68,8 +68,7 @@ class TPPositionwise(ShardedLayer):
 
     config_is_complete = True
     config_names = ("residual",)
-    max_parts = 16  # For the planner, which tries its divisors.
-    key_value_size = 0
+    key_value_size = 0  # Positions exchange nothing.
 
     def __init__(
         self,

@@ -94,7 +94,6 @@ class TPSequenceAttention(Attention):
     """
 
     parts = "Positions"
-    max_parts = 16  # For the planner, which tries its divisors.
     config_is_complete = True
     config_names = (
         *("num_heads", "key_dim", "num_key_value_heads", "value_dim", "dropout"),

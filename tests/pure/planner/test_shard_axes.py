@@ -34,15 +34,15 @@ def test_parts_of_a_sequence_share_arithmetic_and_not_weights():
 
 def test_parts_of_a_sequence_exchange_keys_values_and_weights():
     given = {**HALVES, "device": TOY}
-    seconds = step_time.exchange_seconds(attention(), **given, axis=POSITIONS)
+    seconds = POSITIONS.exchange_seconds(attention(), **given)
     # 10 bytes of outputs there and back, twice; 6 of keys and values, half each; 40 of
     # weights; at 5 a second, and 1/4 for each message.
     outputs, ring, weights = 2 * (10 / 5 + 2 / 4), 6 / 2 / 5 + 1 / 4, 40 / 5 + 1 / 4
     assert seconds.forward == pytest.approx(outputs + ring + weights)
     assert seconds.backward == pytest.approx(outputs + 2 * ring + weights)
     three = {**given, "num_shards": 3}
-    assert not step_time.exchange_seconds(attention(), **three, axis=POSITIONS).forward
-    assert not step_time.exchange_seconds(layer(), **given, axis=POSITIONS).forward
+    assert not POSITIONS.exchange_seconds(attention(), **three).forward
+    assert not POSITIONS.exchange_seconds(layer(), **given).forward
 
 
 def test_parts_of_a_sequence_hold_whole_weights_and_their_activations():
@@ -61,7 +61,7 @@ def test_parts_of_a_sequence_have_gradients_of_all_weights():
 
 def test_experts_get_the_tokens_that_take_any_of_them():
     mixture = layer(num_reductions=1, routing=(4, 2))
-    seconds = step_time.exchange_seconds(mixture, **HALVES, device=TOY)
+    seconds = UNITS.exchange_seconds(mixture, **HALVES, device=TOY)
     # Of the six pairs of experts one is on the first device alone.
     reduced = 2 * (10 / 2 / 5 + 1 / 4)
     assert seconds.forward == pytest.approx(reduced + 2 * (5 / 6 * 10 / 5 + 1 / 4))
