@@ -65,7 +65,7 @@ SHARED = {
     "accumulation": "slots",
     "averages": "weights",
     "scaled": "slots",
-    "adafactor": "weights",
+    "adafactor": "whole_weights",
     "lamb": "slots",
 }
 
