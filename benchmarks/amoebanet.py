@@ -1,6 +1,6 @@
 """AmoebaNet-D as a workload, from its cells alone: at any size, in no time.
 
-It goes through the cells of `trainer.models.amoebanet` as that builds them: what
+It goes through the cells of `params.image.amoebanet` as that builds them: what
 each convolution, pool and sum reads and writes. A cell is one layer of the workload, as
 GPipe partitioned it.
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from params.image.amoebanet import NORMAL, REDUCTION, Cell, Operation
 from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights
 from tfgpipe.planner import Workload
-from trainer.models.amoebanet import NORMAL, REDUCTION, Cell, Operation
 
 SIZE = 2  # Bytes of a number.
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tables import draw
-from trainer.data.images import Augmentation, Images
+from params.image.classifiers import ConvNetClassifier
+from params.image.digits import DigitImages
+from trainer.data.images import Augmentation
 from trainer.hyperparams import override
-from trainer.tasks.image_classifier import ConvNetClassifier
 
 _WARM_UP = 10
 
@@ -43,7 +44,7 @@ def examples_per_second(
 ) -> float:
     """Returns how many examples a second the training batches of a folder have."""
     experiment = ConvNetClassifier(
-        data=Images(files=f"{folder}/*/*.png", shape=(size, size, 3)),
+        data=DigitImages(files=f"{folder}/*/*.png", shape=(size, size, 3)),
         augmentation=Augmentation(shift=8, flip="horizontal"),
     )
     experiment = override(

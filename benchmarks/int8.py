@@ -18,9 +18,9 @@ import numpy as np
 
 import tfgpipe
 from benchmarks.tables import draw
+from params.image import digits
 from tfgpipe import quantization
 from tfgpipe._util import readable_bytes
-from trainer.data import digits
 from trainer.experiment import Experiment, find
 from trainer.export import calibration_examples, plain_copy
 from trainer.hyperparams import override

@@ -6,12 +6,87 @@ differ by rounding alone. Times are of two cores that other programs ran on as w
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from params.image.classifiers import DigitClassifier
 from trainer.config import Optimizer, Pipelining, Saving, Training
 from trainer.data.images import Augmentation
-from trainer.tasks.image_classifier import Classifier
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
+
+if TYPE_CHECKING:
+    import keras
 
 
-class Alone(Classifier):
+class _Perceptrons(Hyperparams):
+    """Perceptrons of two layers, one after another, between a dense layer at each end.
+
+    Shards are of the hidden layers: each device has a part of every one.
+    """
+
+    num_blocks: int = field(
+        default=4, at_least=1, help="Number of residual blocks of two layers."
+    )
+    width: int = field(default=128, at_least=1, help="Width of the residual stream.")
+    hidden: int = field(default=512, at_least=1, help="Hidden width of each block.")
+    dropout: float = field(
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Dropout rate after each block.",
+    )
+
+
+class _Classifier(DigitClassifier):
+    """A perceptron that tells images apart."""
+
+    model: _Perceptrons = field(default=_Perceptrons(), help="Network.")
+
+    def network(self) -> keras.Model:
+        """Returns the network, from pixels to logits."""
+        import keras
+
+        layers = keras.layers
+        stack = [
+            keras.Input(self.data.shape),
+            layers.Flatten(),
+            layers.Dense(self.model.width, activation="gelu"),
+        ]
+        for _ in range(self.model.num_blocks):
+            stack += [layers.LayerNormalization(), *self._block()]
+            if self.model.dropout:
+                stack.append(layers.Dropout(self.model.dropout))
+        return keras.Sequential([*stack, layers.Dense(self.data.num_classes)])
+
+    def _block(self) -> list[Any]:
+        """Returns the layers of a perceptron: one in shards, or two that are whole."""
+        import keras
+
+        import tfgpipe
+
+        hyper, pipelining = self.model, self.pipelining
+        if pipelining.num_shards > 1:
+            if pipelining.sharding == "sequence":
+                raise HyperparameterError(
+                    'pipelining.sharding: expected "sync" or "ring", as images are no '
+                    'sequences; received "sequence".'
+                )
+            try:
+                block = tfgpipe.layers.TPMLP(
+                    hyper.hidden,
+                    units=hyper.width,
+                    collective="ring" if pipelining.sharding == "ring" else "gather",
+                    num_shards=pipelining.num_shards,
+                )
+            except ValueError as error:
+                raise HyperparameterError(f"model: {error}") from None
+            return [block]
+        return [
+            keras.layers.Dense(hyper.hidden, activation="gelu"),
+            keras.layers.Dense(hyper.width),
+        ]
+
+
+class Alone(_Classifier):
     """On one device, to compare with.
 
     Command:   python -m trainer --params=parallelism.Alone --logdir=runs/alone

@@ -51,13 +51,13 @@ def listing() -> str:
     files = [
         "\n".join(lines)
         for module in pkgutil.iter_modules(params.__path__)
-        if (lines := _of_file(module.name, num_here))
+        if (lines := _of_module(module.name, num_here))
     ]
     return "\n\n".join([_HEAD, *files, _TAIL])
 
 
-def _of_file(name: str, num_here: int) -> list[str]:
-    """Returns the lines of one file of `params/`."""
+def _of_module(name: str, num_here: int) -> list[str]:
+    """Returns the lines of one file, or folder, of `params/`."""
     try:
         found = defined_in(f"params.{name}")
     except (Exception, SystemExit) as error:
@@ -71,9 +71,10 @@ def _of_file(name: str, num_here: int) -> list[str]:
     if not rows:
         return []
     title = _first_line(module.__doc__)
+    place = f"{name}/" if hasattr(module, "__path__") else f"{name}.py"
     widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
     return [
-        _fit(f"params/{name}.py: {title or 'no description'}"),
+        _fit(f"params/{place}: {title or 'no description'}"),
         *(
             _fit(f"  {own:{widths[0]}}  {time:{widths[1]}}  {summary}")
             for own, time, summary in rows

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from params.segmentation.task import Segmenter
+from params.translate.task import Translation
 from tfgpipe import tensor_parallel
 from trainer.experiment import find
 from trainer.hyperparams import override
 from trainer.tasks.language_model import LanguageModel
-from trainer.tasks.segmentation import Segmenter
-from trainer.tasks.translation import Translation
 from trainer.train import build
 
 DIGITS = {

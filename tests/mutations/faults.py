@@ -1888,7 +1888,7 @@ QUANTIZATION = (
 TRAINER = (
     Fault(
         "ranges are frozen where rounding was to begin, which begins at once",
-        "params/image.py",
+        "params/image/__init__.py",
         'Precision(quantize="8bit", quantize_start_step=100)',
         'Precision(quantize="8bit", freeze_ranges_step=100)',
         (

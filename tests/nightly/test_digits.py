@@ -9,8 +9,8 @@ import keras
 import pytest
 
 from benchmarks import int8
+from params.image import digits
 from tests.helpers import experiments
-from trainer.data import digits
 from trainer.experiment import find
 from trainer.hyperparams import override
 from trainer.main import main

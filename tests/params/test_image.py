@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 
+from params.image import digits
 from tests.helpers import image_files
 from trainer.config import Pipelining
-from trainer.data import digits
 from trainer.experiment import find
 from trainer.export import calibration_examples
 from trainer.hyperparams import HyperparameterError, override

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from params.segmentation import shapes
+from params.segmentation.unet import unet
 from tests.helpers import compare, experiments
 from tests.helpers.zoo import floats
-from trainer.data import synthetic
 from trainer.data.batches import HostShard
 from trainer.hyperparams import HyperparameterError
-from trainer.models.unet import unet
 
 
 def _batch(step: int = 0, **values: object) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +26,7 @@ def _batch(step: int = 0, **values: object) -> tuple[np.ndarray, np.ndarray]:
         "seed": 0,
         "stream": "train",
     }
-    return synthetic.draw_shapes(step=step, **{**given, **values})  # type: ignore[arg-type]
+    return shapes.draw_shapes(step=step, **{**given, **values})  # type: ignore[arg-type]
 
 
 def test_images_are_those_of_the_seed_and_the_step() -> None:
@@ -45,7 +45,7 @@ def test_images_are_those_of_the_seed_and_the_step() -> None:
 def test_every_class_is_there() -> None:
     _, classes = _batch(rows=slice(0, 50))
     shares = np.bincount(classes.ravel()) / classes.size
-    assert len(shares) == len(synthetic.SHAPES) == 4
+    assert len(shares) == len(shapes.SHAPES) == 4
     assert (shares > 0.03).all()
 
 

@@ -10,13 +10,12 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from params.translate import task, text_pairs
+from params.translate.sizes import EncoderDecoder
+from params.translate.task import Translation
 from tests.helpers import compare, experiments
-from trainer.data import text_pairs
 from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, override
-from trainer.models.sizes import EncoderDecoder
-from trainer.tasks import translation
-from trainer.tasks.translation import Translation
 
 TARGET_LENGTH = 7
 
@@ -159,7 +158,7 @@ class _Copies:
 
 def test_greedy_decoding_stops_each_row_at_its_end() -> None:
     source = text_pairs.encode_texts(["ab", "c", "defg"], length=6)
-    written = translation.greedy_decode(_Copies(), source, length=5)
+    written = task.greedy_decode(_Copies(), source, length=5)
     assert [text_pairs.decode_text(row) for row in written] == ["ab", "c", "defg"]
     assert np.count_nonzero(written, axis=1).tolist() == [3, 2, 5]
 
@@ -168,7 +167,7 @@ def test_greedy_decoding_takes_the_likeliest_after_what_it_wrote(
     model: tfgpipe.PipelinedModel, batch: tuple
 ) -> None:
     source = batch[0][0]
-    written = translation.greedy_decode(model, source, length=TARGET_LENGTH)
+    written = task.greedy_decode(model, source, length=TARGET_LENGTH)
     shifted = np.pad(written, [[0, 0], [1, 0]], constant_values=text_pairs.START)
     likeliest = model.predict_on_batch([source, shifted[:, :-1]]).argmax(axis=-1)
     counted = written > 0

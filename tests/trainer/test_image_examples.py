@@ -14,6 +14,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from params.image.digits import DigitImages
+from params.parallelism import Alone as Classifier
 from tests.helpers import image_files
 from trainer.data import image_examples
 from trainer.data.batches import training_batches
@@ -21,7 +23,6 @@ from trainer.data.image_examples import Class
 from trainer.data.images import Augmentation, Images
 from trainer.data.sources import BadRecordError, BadRecords, Source, record_error
 from trainer.hyperparams import HyperparameterError
-from trainer.tasks.image_classifier import Classifier
 
 SHAPE = (4, 5, 3)
 
@@ -404,7 +405,7 @@ def test_predictions_are_of_folders_of_any_name(tmp_path: Path) -> None:
         for number in range(10):
             path = tmp_path / "files" / label / f"{number}.png"
             path.write_bytes(image_files.png(number))
-    task = Classifier(data=Images(files=str(tmp_path / "files")))
+    task = Classifier(data=DigitImages(files=str(tmp_path / "files")))
     model = mock.Mock()
     model.predict = lambda pixels, verbose: np.eye(2)[[1] * len(pixels)]
     task.decode(model, tmp_path)

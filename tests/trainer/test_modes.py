@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from params.parallelism import Alone as Classifier
 from tests.trainer import runs
 from trainer.callbacks import Checkpointing
 from trainer.checkpoint import store, variable_names
@@ -27,7 +28,6 @@ from trainer.experiment import Experiment, Split, output_names
 from trainer.hyperparams import HyperparameterError, field
 from trainer.main import main
 from trainer.stopping import Stopping
-from trainer.tasks.image_classifier import Classifier
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Images in files: TFRecord, a folder for each label, masks, TensorFlow Datasets.
+"""Images in files: TFRecord, a folder for each label, TensorFlow Datasets.
 
 A TFRecord file is records one after another, numbers in it lowest byte first:
 
@@ -90,7 +90,7 @@ class Folders(Source):
     def read(self, number: int) -> tuple[np.ndarray, int]:
         """Returns a decoded file."""
         path = self._paths[number]
-        data = _bytes(path)
+        data = read_file(path)
         label = path.parent.name
         if label not in self._labels:
             raise BadRecordError(
@@ -99,45 +99,21 @@ class Folders(Source):
         return decode_image(data), self._labels[label]
 
 
-class Masked(Source):
-    """Image files, and for each a file of one channel, a class in every pixel.
-
-    Args:
-        pairs: The files of images, with those of their masks.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[Path, Path]]) -> None:
-        self._pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def name(self, number: int) -> str:
-        """Returns the image's file."""
-        return str(self._pairs[number][0])
-
-    def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a decoded image, and its decoded mask."""
-        image, mask = (_decoded(_bytes(path)) for path in self._pairs[number])
-        if mask.shape != (*image.shape[:2], 1):
-            raise BadRecordError(
-                f"expected a mask of {list(image.shape[:2])} pixels as the image, each "
-                "the number of its class, in one channel; received "
-                f"{list(mask.shape)} in {self._pairs[number][1]}"
-            )
-        return from_0_to_1(image), mask[..., 0].astype(np.int32)
-
-
 def decode_image(data: bytes) -> np.ndarray:
     """Returns an encoded image from 0 to 1, `[height, width, channels]`, of float32.
 
     Raises:
         BadRecordError: If it cannot be decoded.
     """
-    return from_0_to_1(_decoded(data))
+    return from_0_to_1(read_image(data))
 
 
-def _decoded(data: bytes) -> np.ndarray:
+def read_image(data: bytes) -> np.ndarray:
+    """Returns an encoded image as it is stored, `[height, width, channels]`.
+
+    Raises:
+        BadRecordError: If it cannot be decoded.
+    """
     import tensorflow as tf
 
     try:
@@ -149,7 +125,12 @@ def _decoded(data: bytes) -> np.ndarray:
         ) from None
 
 
-def _bytes(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """Returns the bytes of a file.
+
+    Raises:
+        BadRecordError: If it cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

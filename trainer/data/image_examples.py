@@ -62,43 +62,6 @@ class Class(Target):
         return np.asarray(found, np.int32)
 
 
-@dataclasses.dataclass(frozen=True)
-class Mask(Target):
-    """A class for every pixel, in the size that images are brought to.
-
-    Attributes:
-        size: Height and width.
-        classes: Number of classes, from 0.
-        ignored: A number of pixels that are of none, if there is one.
-    """
-
-    size: tuple[int, int]
-    classes: int
-    ignored: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Height and width."""
-        return self.size
-
-    def read(self, label: Any) -> np.ndarray:
-        """Returns a mask of the size, each pixel being its nearest one's class."""
-        wrong = (label < 0) | (label >= self.classes)
-        if self.ignored is not None:
-            wrong &= label != self.ignored
-        if wrong.any():
-            also = "" if self.ignored is None else f", or {self.ignored}"
-            raise BadRecordError(
-                f"expected pixels of its mask from 0 to {self.classes - 1}{also}, as "
-                f"data.classes and data.ignored say; received {label[wrong][0]}"
-            )
-        rows, columns = (
-            ((np.arange(new) + 0.5) * old / new).astype(int)
-            for new, old in zip(self.size, label.shape, strict=True)
-        )
-        return label[np.ix_(rows, columns)].astype(np.int32)
-
-
 Example = tuple[np.ndarray, np.ndarray]
 
 # How bright red, green and blue are: ITU-R BT.601.

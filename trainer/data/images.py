@@ -1,4 +1,4 @@
-"""Which images there are: the user's, scikit-learn's or made; with classes or masks."""
+"""Images of the user's, labelled: their files, formats and classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.data import digits, sources, synthetic
+from trainer.data import sources
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
@@ -111,7 +111,12 @@ class Pictures(Hyperparams, abc.ABC):
         """Returns the images of a split, none of them read yet."""
         from trainer.data.sources import every_tenth
 
-        own = str(self.files)
+        if self.files is None:
+            raise HyperparameterError(
+                "data.files: expected a glob of image files, such as 'images/*/*.png'; "
+                "received None."
+            )
+        own = self.files
         if self.validation_files is None:
             return every_tenth(self.records("files", own), split)
         if split == "train":
@@ -153,14 +158,12 @@ _KEYS = {
 
 
 class Images(Pictures):
-    """Labelled images, by default scikit-learn's handwritten digits.
+    """Labelled images.
 
     Without `validation_files` every tenth image is for validation.
     """
 
-    files: str | None = field(
-        default=None, help="Glob of files, folder, or tfds name; None: digits."
-    )
+    files: str | None = field(default=None, help="Glob of files, folder, or tfds name.")
     classes: int | None = field(
         default=None,
         at_least=2,
@@ -195,14 +198,13 @@ class Images(Pictures):
         Raises:
             HyperparameterError: If the files do not say it, or say another.
         """
-        if self.files is None:
-            return self.classes or digits.NUM_CLASSES
         names = self.class_names()
         if names is not None:
             return self._num_folders(names)
         if self.classes is not None:
             return self.classes
-        paths = [] if self.format == "tfds" else _paths("files", self.files)
+        is_named = self.files is not None and self.format != "tfds"
+        paths = _paths("files", str(self.files)) if is_named else []
         if not paths or self._kind(paths) != "npz":
             raise HyperparameterError(
                 "data.classes: expected the number of classes, which folders and .npz "
@@ -250,15 +252,6 @@ class Images(Pictures):
                 f"class; received {listed} alone in {self.files}."
             )
         return len(names)
-
-    def source(self, split: Split) -> Source:
-        """Returns the images of a split, none of them read yet."""
-        from trainer.data.sources import Arrays
-
-        if self.files is not None:
-            return super().source(split)
-        images = digits.read(split)
-        return Arrays(images.pixels, images.labels, name="digits")
 
     def records(self, name: str, pattern: str) -> Source:
         """Returns the images of some files."""
@@ -378,102 +371,3 @@ def _whole(labels: np.ndarray, path: Path, label_key: str) -> np.ndarray:
             f"{len(wrong):,}."
         )
     return labels.astype(np.int64)
-
-
-class Scenes(Pictures):
-    """Images with masks, by default of shapes that the program draws.
-
-    An image and its mask have one name but for folder and suffix. A mask has one
-    channel, whose pixels are numbers of classes. Without `validation_files` every tenth
-    image is for validation.
-    """
-
-    files: str | None = field(
-        default=None, help="Glob of image files; None: generated shapes."
-    )
-    masks: str | None = field(
-        default=None, help="Glob of their masks: PNG, one channel, same names."
-    )
-    validation_masks: str | None = field(
-        default=None, help="Masks of validation_files; None: among `masks`."
-    )
-    classes: int = field(
-        default=len(synthetic.SHAPES),
-        at_least=2,
-        less_than=2**24,
-        help="Number of classes.",
-    )
-    ignored: int | None = field(
-        default=None, at_least=0, help="Class of pixels that the loss ignores."
-    )
-    shape: tuple[int, int, int] = field(
-        default=(32, 32, 1), help="Height, width, channels that images are resized to."
-    )
-    num_shapes: int = field(
-        default=3, at_least=1, help="Maximum number of shapes in a generated image."
-    )
-
-    def validate(self) -> None:
-        """Checks that what is given fits together."""
-        super().validate()
-        height, width, channels = self.shape
-        if (self.files is None) != (self.masks is None):
-            absent = "files" if self.files is None else "masks"
-            raise HyperparameterError(
-                f"{absent}: expected a glob, as files and masks go together; received "
-                "None."
-            )
-        if self.files is None and (height != width or channels != 1):
-            raise HyperparameterError(
-                "shape: expected as much height as width, and 1 channel, which images "
-                f"that are made have; received {self.shape}. Or give data.files."
-            )
-        if self.files is None and self.classes != len(synthetic.SHAPES):
-            raise HyperparameterError(
-                f"classes: expected {len(synthetic.SHAPES)}, which images that are "
-                f"made have; received {self.classes}. Or give data.files."
-            )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the classes."""
-        if self.files is None:
-            return synthetic.SHAPES
-        return tuple(f"class {number}" for number in range(self.classes))
-
-    def target(self) -> Target:
-        """Returns the target of each image: its mask."""
-        from trainer.data.image_examples import Mask
-
-        height, width, _ = self.shape
-        return Mask((height, width), classes=self.classes, ignored=self.ignored)
-
-    def records(self, name: str, pattern: str) -> Source:
-        """Returns the images of some files, with their masks."""
-        from trainer.data.formats import Masked
-
-        return Masked(self._pairs(name, pattern))
-
-    def _pairs(self, name: str, pattern: str) -> list[tuple[Path, Path]]:
-        """Returns each image with its mask."""
-        theirs = "masks"
-        if name == "validation_files" and self.validation_masks is not None:
-            theirs = "validation_masks"
-        images = sources.matching_files(f"data.{name}", pattern, example="images/*.jpg")
-        masks = sources.matching_files(
-            f"data.{theirs}", str(getattr(self, theirs)), example="masks/*.png"
-        )
-        by_name = {path.stem: path for path in masks}
-        if len(by_name) < len(masks):
-            raise HyperparameterError(
-                f"data.{theirs}: expected masks of names that differ; received "
-                f"{len(masks)} of {len(by_name)} names."
-            )
-        without = [path for path in images if path.stem not in by_name]
-        if without:
-            raise HyperparameterError(
-                f"data.{theirs}: expected a mask for each image, of the same name but "
-                f"for its suffix; received none for {len(without)} of {len(images)}, "
-                f"such as {without[0]}."
-            )
-        return [(path, by_name[path.stem]) for path in images]

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params import template
+from params.image.classifiers import ConvNet
 from trainer import hyperparams
 from trainer.config import Optimizer, Training
 from trainer.hyperparams import (
@@ -29,7 +30,6 @@ from trainer.hyperparams import (
     override,
     to_text,
 )
-from trainer.tasks.image_classifier import ConvNet
 
 
 class Part(Hyperparams):

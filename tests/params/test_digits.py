@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 
+from params.image import digits
+from params.image.classifiers import ConvNetClassifier
 from tests.helpers import experiments
 from trainer.config import Precision
-from trainer.data import digits
 from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, override
-from trainer.tasks.image_classifier import ConvNetClassifier
 
 
 def _short(**more: str) -> ConvNetClassifier:

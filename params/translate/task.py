@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from trainer.data import text_pairs
+from params.translate import text_pairs
+from params.translate.sizes import EncoderDecoder
+from params.translate.text_pairs import END, PADDING, START, Pairs
 from trainer.data.batches import ArrayExamples, Examples
-from trainer.data.text_pairs import END, PADDING, START, Pairs
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import HyperparameterError, field
-from trainer.models.sizes import EncoderDecoder
 
 if TYPE_CHECKING:
     import keras
 
-    from trainer.data.text_pairs import PairArrays
+    from params.translate.text_pairs import PairArrays
 
 
 class Translation(Experiment):
@@ -43,7 +43,7 @@ class Translation(Experiment):
 
     def network(self) -> keras.Model:
         """Returns the network, from sources and shifted targets to logits."""
-        from trainer.models import transformer
+        from params.translate import network
 
         if self.pipelining.num_shards > 1:
             raise HyperparameterError(
@@ -51,7 +51,7 @@ class Translation(Experiment):
                 f"is sharded; received {self.pipelining.num_shards}. Try more "
                 "pipelining.num_stages."
             )
-        return transformer.encoder_decoder(
+        return network.encoder_decoder(
             self.model,
             vocabulary_size=self.data.alphabet.size,
             source_length=self.data.source_length,
@@ -122,7 +122,7 @@ class Translation(Experiment):
         return self.data.target_length + 1  # The end, or the start.
 
     def _rows(self, split: Split) -> PairArrays:
-        from trainer.data import text_pairs
+        from params.translate import text_pairs
 
         pairs = self.data.read(split)
         if len(pairs) < self.training.batch_size:

@@ -14,14 +14,15 @@ Times are of two cores that other programs ran on as well.
 
 from __future__ import annotations
 
-from trainer.config import Optimizer, Pipelining, Precision, Saving, Training
-from trainer.data.images import Augmentation, Images
-from trainer.tasks.image_classifier import (
+from params.image.classifiers import (
     AmoebaNet,
     AmoebaNetClassifier,
     ConvNetClassifier,
     ResNetClassifier,
 )
+from params.image.digits import DigitImages
+from trainer.config import Optimizer, Pipelining, Precision, Saving, Training
+from trainer.data.images import Augmentation
 
 
 class Digits(ConvNetClassifier):
@@ -58,7 +59,7 @@ class AmoebaNetDSmall(AmoebaNetClassifier):
 
     pipelining: Pipelining = Digits.pipelining.replace(num_microbatches=2)
     optimizer: Optimizer = Optimizer(learning_rate=5e-3)
-    data: Images = Images(shape=(32, 32, 1))
+    data: DigitImages = DigitImages(shape=(32, 32, 1))
     augmentation: Augmentation = Augmentation(shift=3)
     model: AmoebaNet = AmoebaNet(num_layers=3, num_filters=16)
     training: Training = Digits.training.replace(num_steps=200, log_every=50)
@@ -84,7 +85,7 @@ class AmoebaNetD(AmoebaNetClassifier):
         num_stages=4, num_microbatches=32, balance="flops", batch_norm="deferred"
     )
     optimizer: Optimizer = Optimizer(learning_rate=1e-3, warmup=0.02, weight_decay=0.05)
-    data: Images = Images(shape=(224, 224, 3), classes=1000, first_label=1)
+    data: DigitImages = DigitImages(shape=(224, 224, 3), classes=1000, first_label=1)
     augmentation: Augmentation = Augmentation(shift=16, flip="horizontal")
     training: Training = Training(num_steps=80_000, batch_size=128)
     saving: Saving = Saving(checkpoint_steps=500, checkpoint_minutes=30, keep_hours=12)
@@ -103,7 +104,7 @@ class ResNet50(ResNetClassifier):
     pipelining: Pipelining = AmoebaNetD.pipelining.replace(
         num_stages=2, num_microbatches=8
     )
-    data: Images = Images(shape=(224, 224, 3))
+    data: DigitImages = DigitImages(shape=(224, 224, 3))
     augmentation: Augmentation = AmoebaNetD.augmentation
     training: Training = AmoebaNetD.training.replace(num_steps=10_000)
     saving: Saving = AmoebaNetD.saving

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from params.translate.synthetic import Dates as DatePairs
+from params.translate.synthetic import Reversals
+from params.translate.task import Translation
+from params.translate.text_pairs import PairFiles
 from trainer.config import Optimizer, Pipelining, Saving, Training
-from trainer.data.synthetic import Dates as DatePairs
-from trainer.data.synthetic import Reversals
-from trainer.data.text_pairs import PairFiles
 from trainer.hyperparams import field
-from trainer.tasks.translation import Translation
 
 
 class _OnTwoCores(Translation):

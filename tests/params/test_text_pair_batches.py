@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.pure.trainer.test_text_pairs import SENTENCES
-from trainer.data import text_pairs
-from trainer.data.text_pairs import Pair
+from params.translate import text_pairs
+from params.translate.text_pairs import Pair
+from tests.pure.params.test_text_pairs import SENTENCES
 
 PAIRS = [Pair("ab", "1"), Pair("c", "234"), Pair("", "5")]
 

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.hyperparams import HyperparameterError
+from trainer.data.images import Images
+from trainer.hyperparams import HyperparameterError, field
+
+if TYPE_CHECKING:
+    from trainer.data.sources import Source
+    from trainer.experiment import Split
 
 Part = Literal["train", "validation", "test"]
 
@@ -22,7 +27,7 @@ _SIZES: dict[Part, int] = {"train": 1077, "validation": 240, "test": 480}
 
 
 @dataclasses.dataclass(frozen=True)
-class Images:
+class Digits:
     """Images with their labels.
 
     Attributes:
@@ -35,7 +40,7 @@ class Images:
 
 
 @functools.cache
-def read(part: Part) -> Images:
+def read(part: Part) -> Digits:
     """Returns one part of the images, shuffled before they were cut.
 
     Raises:
@@ -53,7 +58,34 @@ def read(part: Part) -> Images:
     ends = np.cumsum([0, *_SIZES.values()])
     number = list(_SIZES).index(part)
     chosen = order[ends[number] : ends[number + 1]]
-    return Images(
+    return Digits(
         (pixels[chosen] / 16).reshape(-1, *SHAPE).astype(np.float32),
         labels[chosen].astype(np.int32),
     )
+
+
+class DigitImages(Images):
+    """Labelled images, by default these digits.
+
+    Without `validation_files` every tenth image is for validation.
+    """
+
+    files: str | None = field(
+        default=None, help="Glob of files, folder, or tfds name; None: digits."
+    )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: as said, or as the files have."""
+        if self.files is None:
+            return self.classes or NUM_CLASSES
+        return super().num_classes
+
+    def source(self, split: Split) -> Source:
+        """Returns the images of a split, none of them read yet."""
+        from trainer.data.sources import Arrays
+
+        if self.files is not None:
+            return super().source(split)
+        images = read(split)
+        return Arrays(images.pixels, images.labels, name="digits")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from trainer.data import synthetic
+from params.segmentation import shapes
+from params.segmentation.scenes import Scenes
 from trainer.data.batches import HostShard
-from trainer.data.images import Scenes
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
@@ -53,7 +53,7 @@ class Segmenter(Experiment):
 
     def network(self) -> keras.Model:
         """Returns the network, from pixels to logits of each."""
-        from trainer.models.unet import unet
+        from params.segmentation.unet import unet
 
         try:
             return unet(
@@ -97,7 +97,7 @@ class Segmenter(Experiment):
         trains = split == "train"
         shard = shard if trains and shard is not None else HostShard()
         make = functools.partial(
-            synthetic.draw_shapes,
+            shapes.draw_shapes,
             rows=shard.rows(self.training.batch_size),
             size=self.data.shape[0],
             num_shapes=self.data.num_shapes,
