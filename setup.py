@@ -58,8 +58,14 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    # `params`, `trainer`, `examples`, `tests` and `benchmarks` run from the checkout.
-    packages=find_packages(include=["tfgpipe", "tfgpipe.*"]),
+    # `examples`, `tests` and `benchmarks` run from the checkout. `tfgpipe_trainer` and
+    # `tfgpipe_params` are links there to `trainer` and `params`, names others may have.
+    packages=[
+        package
+        for top in ("tfgpipe", "tfgpipe_trainer", "tfgpipe_params")
+        for package in find_packages(include=[top, f"{top}.*"])
+    ],
+    entry_points={"console_scripts": ["tfgpipe-train=tfgpipe_trainer.main:command"]},
     package_data={"tfgpipe": ["py.typed", "accelerators/tpu_kernels.txt"]},
     # `typing.dataclass_transform` is new in Python 3.11.
     python_requires=">=3.11,<3.14",

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from params.image.amoebanet import NORMAL, REDUCTION, Cell, Operation
 from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights
 from tfgpipe.planner import Workload
+from tfgpipe_params.image.amoebanet import NORMAL, REDUCTION, Cell, Operation
 
 SIZE = 2  # Bytes of a number.
 

@@ -35,9 +35,9 @@ def main() -> None:
 
     import keras
 
-    from trainer.checkpoint import store
-    from trainer.checkpoint.checkpoints import Checkpoints
-    from trainer.config import Saving
+    from tfgpipe_trainer.checkpoint import store
+    from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
+    from tfgpipe_trainer.config import Saving
 
     width = arguments.width
     model = tfgpipe.PipelinedModel(

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tables import draw
-from params.image.classifiers import ConvNetClassifier
-from params.image.digits import DigitImages
-from trainer.data.images import Augmentation
-from trainer.hyperparams import override
+from tfgpipe_params.image.classifiers import ConvNetClassifier
+from tfgpipe_params.image.digits import DigitImages
+from tfgpipe_trainer.data.images import Augmentation
+from tfgpipe_trainer.hyperparams import override
 
 _WARM_UP = 10
 

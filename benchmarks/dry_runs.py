@@ -62,14 +62,14 @@ def measure(
     name: str, platforms: Sequence[str], *, settings: Sequence[str], compiles: bool
 ) -> Iterator[tables.Row]:
     """Yields the rows of an experiment, of which some hyperparameters are changed."""
-    from trainer import devices, hyperparams
-    from trainer.experiment import find
+    from tfgpipe_trainer import devices, hyperparams
+    from tfgpipe_trainer.experiment import find
 
     experiment = hyperparams.override(find(name)(), settings)
     with contextlib.redirect_stdout(io.StringIO()):
         devices.start_tensorflow(experiment.pipelining, device="cpu")
     from tfgpipe.accelerators import dry_runs
-    from trainer.train import build
+    from tfgpipe_trainer.train import build
 
     with contextlib.redirect_stdout(io.StringIO()):
         model = build(experiment, devices.scope(experiment.pipelining))

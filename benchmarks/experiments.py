@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.config import Pipelining, Training
-from trainer.data.batches import HostShard
-from trainer.experiment import Experiment, Split
-from trainer.hyperparams import field
+from tfgpipe_trainer.config import Pipelining, Training
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.experiment import Experiment, Split
+from tfgpipe_trainer.hyperparams import field
 
 if TYPE_CHECKING:
     import keras

@@ -18,12 +18,12 @@ import numpy as np
 
 import tfgpipe
 from benchmarks.tables import draw
-from params.image import digits
 from tfgpipe import quantization
 from tfgpipe._util import readable_bytes
-from trainer.experiment import Experiment, find
-from trainer.export import calibration_examples, plain_copy
-from trainer.hyperparams import override
+from tfgpipe_params.image import digits
+from tfgpipe_trainer.experiment import Experiment, find
+from tfgpipe_trainer.export import calibration_examples, plain_copy
+from tfgpipe_trainer.hyperparams import override
 
 
 def table(experiment: Experiment, folder: Path) -> str:

@@ -11,10 +11,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal, Union
 
-import params
-from trainer import hyperparams
-from trainer.experiment import Experiment, defined_in
-from trainer.hyperparams import Hyperparams
+import tfgpipe_params
+from tfgpipe_trainer import hyperparams
+from tfgpipe_trainer.experiment import Experiment, defined_in
+from tfgpipe_trainer.hyperparams import Hyperparams
 
 _COLUMNS = "| name | values | default | |\n|---|---|---|---|"
 
@@ -23,10 +23,10 @@ def tables() -> str:
     """Returns the sections on all experiments as Markdown."""
     common = {field.name for field in dataclasses.fields(Experiment)}
     parts = ["## Every experiment", *groups(Experiment, common)]
-    for module in sorted(m.name for m in pkgutil.iter_modules(params.__path__)):
+    for module in sorted(m.name for m in pkgutil.iter_modules(tfgpipe_params.__path__)):
         found = {
             name: cls
-            for name, cls in defined_in(f"params.{module}").items()
+            for name, cls in defined_in(f"tfgpipe_params.{module}").items()
             if not inspect.isabstract(cls)
         }
         if found:
@@ -38,7 +38,7 @@ def _file(
     module: str, found: dict[str, type[Experiment]], common: set[str]
 ) -> Iterator[str]:
     """Yields the section on the experiments of one file."""
-    file = importlib.import_module(f"params.{module}")
+    file = importlib.import_module(f"tfgpipe_params.{module}")
     yield f"## params/{module}.py"
     yield _first_line(file)
     rows = [

@@ -5,3 +5,9 @@ or file that Python can import likewise, as `--params=my_package.my_file.Mine`. 
 only what differs from its parent class. Neither listing nor describing an experiment
 imports TensorFlow; building its model or dataset does.
 """
+
+if __name__ == "params":
+    raise ImportError(
+        "Expected an import from tfgpipe_params; received its former name params, "
+        "which another package may have as well."
+    )

@@ -10,10 +10,10 @@ microbatch and TensorFlow itself add to it.
 
 from __future__ import annotations
 
-from trainer.config import Optimizer, Pipelining, Saving, Training
-from trainer.data.corpus import Corpus
-from trainer.models.sizes import Transformer
-from trainer.tasks.language_model import LanguageModel
+from tfgpipe_trainer.config import Optimizer, Pipelining, Saving, Training
+from tfgpipe_trainer.data.corpus import Corpus
+from tfgpipe_trainer.models.sizes import Transformer
+from tfgpipe_trainer.tasks.language_model import LanguageModel
 
 
 class Tiny(LanguageModel):

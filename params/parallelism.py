@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from params.image.classifiers import DigitClassifier
-from trainer.config import Optimizer, Pipelining, Saving, Training
-from trainer.data.images import Augmentation
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_params.image.classifiers import DigitClassifier
+from tfgpipe_trainer.config import Optimizer, Pipelining, Saving, Training
+from tfgpipe_trainer.data.images import Augmentation
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras

@@ -1,12 +1,13 @@
 """Your own experiment: copy this file, change it, train it.
 
-    cp params/template.py params/mine.py
-    python -m trainer --params=mine.Mine --logdir=runs/mine
+    tfgpipe-train --mode=template > mine.py
+    tfgpipe-train --params=mine.Mine
 
-The file may be wherever Python can import it, `--params=my_package.my_file.Mine`; in
-another folder with `PYTHONPATH=CHECKOUT`. All that `--mode=describe --params=mine.Mine`
-prints can be set in the class, or by `--set=training.num_steps=500`. Keras is imported
-in the methods, so that `python -m trainer` lists experiments at once.
+The file may be wherever Python can import it, `--params=my_package.my_file.Mine`. In a
+checkout `python -m trainer` is the same command, and `params/mine.py` a place. All that
+`--mode=describe --params=mine.Mine` prints can be set in the class, or by
+`--set=training.num_steps=500`. Keras is imported in the methods, so that experiments
+are listed at once.
 
 `params/variants.py` has the same with a `tf.data.Dataset`, a list of examples, a model
 class, and a network on images.
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.config import Evaluation, Pipelining, Training
-from trainer.experiment import Experiment, Split
-from trainer.hyperparams import field
+from tfgpipe_trainer.config import Evaluation, Pipelining, Training
+from tfgpipe_trainer.experiment import Experiment, Split
+from tfgpipe_trainer.hyperparams import field
 
 if TYPE_CHECKING:
     import keras

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from params import image, template
-from trainer.experiment import Split
+from tfgpipe_params import image, template
+from tfgpipe_trainer.experiment import Split
 
 if TYPE_CHECKING:
     import keras

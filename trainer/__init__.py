@@ -1,5 +1,7 @@
 """The trainer: `python -m trainer` lists what there is to train.
 
+Its modules are imported as `tfgpipe_trainer`, in a checkout by a link to this folder.
+
 main         from the command line to an exit status
 flags        the command line
 listing      the experiments there are to run, one line each
@@ -28,3 +30,23 @@ data/        text, images and pairs of texts, as batches
 models/      networks
 tasks/       base classes of experiments, one module a task
 """
+
+import importlib.abc
+import sys
+
+
+class _OldNames(importlib.abc.MetaPathFinder):
+    """Refuses `trainer.config` and the like, which would be loaded a second time."""
+
+    programs = ("trainer.__main__", "trainer.plan")
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname.startswith("trainer.") and fullname not in self.programs:
+            raise ImportError(
+                f"Expected an import from tfgpipe_{fullname}; received its former name "
+                f"{fullname}, which another package may have as well."
+            )
+
+
+if __name__ == "trainer":
+    sys.meta_path.insert(0, _OldNames())

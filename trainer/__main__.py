@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from trainer.main import run_program
+    from tfgpipe_trainer.main import run_program
 except ImportError as error:
     if error.name is not None:
         raise

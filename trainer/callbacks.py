@@ -19,17 +19,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import devices
-from trainer.checkpoint import variable_names
-from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.run_state import RunState
-from trainer.checkpoint.store import Checkpoint
-from trainer.config import Training
-from trainer.errors import DivergedError
-from trainer.experiment import Experiment
-from trainer.logs import Measurement, Metrics, Progress
-from trainer.optimizers import ApplyIfFinite
-from trainer.stopping import Stopping
+from tfgpipe_trainer import devices
+from tfgpipe_trainer.checkpoint import variable_names
+from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
+from tfgpipe_trainer.checkpoint.run_state import RunState
+from tfgpipe_trainer.checkpoint.store import Checkpoint
+from tfgpipe_trainer.config import Training
+from tfgpipe_trainer.errors import DivergedError
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.logs import Measurement, Metrics, Progress
+from tfgpipe_trainer.optimizers import ApplyIfFinite
+from tfgpipe_trainer.stopping import Stopping
 
 # Steps that the loss of the live line is a mean of, about.
 _SMOOTHED = 10

@@ -12,7 +12,7 @@ from tfgpipe import PipelineConfig, schedules
 from tfgpipe import remat as remat_lib
 from tfgpipe.partition import balances
 from tfgpipe.simulation import ScheduleName, find_schedule
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
@@ -451,7 +451,7 @@ class Optimizer(Hyperparams):
             )
         import keras
 
-        from trainer import optimizers
+        from tfgpipe_trainer import optimizers
 
         arguments: dict[str, Any] = {}
         if self.name in ("adamw", "lamb", "lion"):
@@ -481,7 +481,7 @@ class Optimizer(Hyperparams):
     ) -> keras.optimizers.schedules.LearningRateSchedule:
         import keras
 
-        from trainer import optimizers
+        from tfgpipe_trainer import optimizers
 
         rising = int(self.warmup * num_steps)
         falling = max(1, num_steps - rising)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from tfgpipe._compat import native_logging_off
 from tfgpipe._util import readable_bytes
-from trainer.config import Pipelining
-from trainer.errors import UsageError
-from trainer.hosts import ALONE, Hosts
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.config import Pipelining
+from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.hosts import ALONE, Hosts
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 if TYPE_CHECKING:
     from tfgpipe.cluster import Cluster

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
-from trainer import findings, listing
-from trainer.experiment import Experiment
-from trainer.findings import Finding
-from trainer.hyperparams import HyperparameterError, override
+from tfgpipe_trainer import findings, listing
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.findings import Finding
+from tfgpipe_trainer.hyperparams import HyperparameterError, override
 
 if TYPE_CHECKING:
     from tfgpipe.planner import Workload
@@ -296,7 +296,7 @@ def _data(experiment: Experiment) -> Iterator[Finding]:
     """Reads a batch of each split."""
     import tensorflow as tf
 
-    from trainer.data import sources
+    from tfgpipe_trainer.data import sources
 
     try:
         for split in ("train", "validation"):

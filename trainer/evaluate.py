@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import hooks, run_dir
-from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.checkpoints import load
-from trainer.errors import CheckpointError, DivergedError
-from trainer.experiment import Experiment
-from trainer.hyperparams import HyperparameterError
-from trainer.logs import Metrics, read_metrics
+from tfgpipe_trainer import hooks, run_dir
+from tfgpipe_trainer.checkpoint import store, variable_names
+from tfgpipe_trainer.checkpoint.checkpoints import load
+from tfgpipe_trainer.errors import CheckpointError, DivergedError
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.logs import Metrics, read_metrics
 
 
 def evaluate(model: keras.Model, dataset: tf.data.Dataset) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 # What the check of every batch says, which TensorFlow repeats in an error of its own.
 _WHOLE = "expected whole numbers as labels"

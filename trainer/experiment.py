@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from trainer import hooks
-from trainer.config import (
+from tfgpipe_trainer import hooks
+from tfgpipe_trainer.config import (
     Evaluation,
     Optimizer,
     Pipelining,
@@ -22,8 +22,8 @@ from trainer.config import (
     Training,
     WarmStart,
 )
-from trainer.data.batches import HostShard
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 Split = Literal["train", "validation"]
+# The package of the folder `params`.
+PARAMS = "tfgpipe_params"
 
 
 class Experiment(Hyperparams, abc.ABC):
@@ -187,7 +189,7 @@ class Experiment(Hyperparams, abc.ABC):
         """
         import tensorflow as tf
 
-        from trainer.data import batches
+        from tfgpipe_trainer.data import batches
 
         found, training = self.examples(split), self.training
         size, number = training.batch_size, self.evaluation.num_batches
@@ -238,7 +240,7 @@ class Experiment(Hyperparams, abc.ABC):
         if isinstance(found, tf.data.Dataset):
             size = int(found.cardinality())
             return size if size >= 0 else None
-        from trainer.data import batches
+        from tfgpipe_trainer.data import batches
 
         return len(batches.as_examples(found))
 
@@ -316,9 +318,9 @@ def known_experiments() -> str:
 def _in_params() -> tuple[dict[str, type[Experiment]], list[str]]:
     found: dict[str, type[Experiment]] = {}
     broken = []
-    for module in pkgutil.iter_modules(importlib.import_module("params").__path__):
+    for module in pkgutil.iter_modules(importlib.import_module(PARAMS).__path__):
         try:
-            own = defined_in(f"params.{module.name}")
+            own = defined_in(f"{PARAMS}.{module.name}")
         except (Exception, SystemExit) as error:
             broken.append(not_imported(module.name, error))
         else:
@@ -334,7 +336,7 @@ def not_imported(name: str, error: BaseException) -> str:
 
 def is_in_params(name: str) -> bool:
     """Returns whether `params` has the module of an experiment's name."""
-    return _is_there(f"params.{name.rpartition('.')[0]}")
+    return _is_there(f"{PARAMS}.{name.rpartition('.')[0]}")
 
 
 def find(name: str) -> type[Experiment]:
@@ -348,12 +350,17 @@ def find(name: str) -> type[Experiment]:
         HyperparameterError: If there is none of that name, or it is abstract.
     """
     module = name.rpartition(".")[0]
-    place = next(filter(_is_there, (f"params.{module}", module)), None)
-    if place is not None:
-        found = {f"{module}.{cls}": each for cls, each in defined_in(place).items()}
-        broken: list[str] = []
-    else:
-        place = "params"
+    found: dict[str, type[Experiment]] = {}
+    broken: list[str] = []
+    places = [each for each in (f"{PARAMS}.{module}", module) if _is_there(each)]
+    for place in places:
+        # That of `params` comes first, if both have one of this name.
+        own = {f"{module}.{cls}": each for cls, each in defined_in(place).items()}
+        found = {**own, **found}
+        if name in found:
+            break
+    if not places:
+        places = ["params"]
         found, broken = _in_params()
     if name in found:
         if inspect.isabstract(found[name]):
@@ -367,8 +374,9 @@ def find(name: str) -> type[Experiment]:
     hint = f"Did you mean {near[0]}? " if near else ""
     raise HyperparameterError(
         f"{name[:80]}: no such experiment. {hint}Expected one of "
-        f"{', '.join(found) or 'none'}, which {place} has, or PACKAGE.FILE.CLASS of a "
-        "file that Python can import." + "".join(f" {line}." for line in broken)
+        f"{', '.join(found) or 'none'}, which {' and '.join(places)} has, or "
+        "PACKAGE.FILE.CLASS of a file that Python can import."
+        + "".join(f" {line}." for line in broken)
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import tfgpipe
 from tfgpipe import quantization
 from tfgpipe._util import readable_bytes
-from trainer import run_dir
-from trainer.checkpoint import store, variable_names
-from trainer.experiment import Experiment
+from tfgpipe_trainer import run_dir
+from tfgpipe_trainer.checkpoint import store, variable_names
+from tfgpipe_trainer.experiment import Experiment
 
 # Examples of training that ranges of activations are taken from.
 _NUM_CALIBRATED = 256

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import absl.flags
 
 from tfgpipe.cluster import WORKERS_VARIABLE
-from trainer.data.sources import is_remote
-from trainer.errors import UsageError
+from tfgpipe_trainer.data.sources import is_remote
+from tfgpipe_trainer.errors import UsageError
 
 MODES = (
     "train_and_eval",
@@ -26,17 +27,19 @@ MODES = (
     "inspect",
     "tokenizer",
     "describe",
+    "template",
     "diff",
     "doctor",
 )
-
+# The command in a checkout.
+PROGRAM = "python -m trainer"
 
 _TRAINING = MODES[:2]
 _OF_CHECKPOINTS = MODES[2:5]
 _COMPUTING = (*_TRAINING, *_OF_CHECKPOINTS, "benchmark", "inspect")
 # The modes in which a flag means something; --params and --logdir do in all.
 _MODES_OF = {
-    "set": tuple(mode for mode in MODES if mode != "diff"),
+    "set": tuple(mode for mode in MODES if mode not in ("diff", "template")),
     "checkpoint": _OF_CHECKPOINTS,
     "follow": ("eval",),
     "dry_run": _TRAINING,
@@ -56,16 +59,16 @@ _EXCLUDED_BY = {
 }
 
 HELP = """\
-Trains an experiment of params/: python -m trainer --params=NAME
-
-  --params=NAME   the experiment; without any flag those there are are listed
+Trains an experiment: python -m trainer --params=NAME
+  --params=NAME   the experiment; without any flag all are listed. For your own:
+                  --mode=template > mine.py, then --params=mine.Mine
   --logdir=DIR    the run's folder, runs/NAME by default; a stopped run goes on
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
                   benchmark  time steps  tune  try settings  verify  gradients
                   inspect  stages, costs  tokenizer  train it  doctor  machine
-                  describe  hyperparameters   diff A B  of experiments, or runs
+                  describe  hyperparameters    diff A B  of experiments, or runs
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends
   --dry_run       build, make one step on zeros, print the plan
@@ -105,6 +108,12 @@ class Flags:
     profile_steps: tuple[int, int] | None
     help: bool
     compared: tuple[str, ...] = ()
+
+
+def program() -> str:
+    """Returns the command that this process was started by."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "tfgpipe-train" else PROGRAM
 
 
 def define() -> absl.flags.FlagValues:

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 class Returned(NamedTuple):

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfgpipe import cluster
-from trainer.config import Pipelining
-from trainer.data.batches import HostShard
-from trainer.errors import DivergedError, StoppedError, UsageError
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.config import Pipelining
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.errors import DivergedError, StoppedError, UsageError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 if TYPE_CHECKING:
     import keras

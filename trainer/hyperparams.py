@@ -1,6 +1,6 @@
 """Hyperparameter classes: frozen, keyword-only dataclasses that text can override.
 
->>> from trainer.hyperparams import Hyperparams, describe, field, override
+>>> from tfgpipe_trainer.hyperparams import Hyperparams, describe, field, override
 >>> class Transformer(Hyperparams):
 ...     num_layers: int = field(default=4, help="Number of blocks.", at_least=1)
 ...     dropout: float = field(default=0.0, help="Share of activations dropped.")
@@ -60,13 +60,13 @@ def field(
 
     Example:
 
-    >>> from trainer.hyperparams import Hyperparams, field
+    >>> from tfgpipe_trainer.hyperparams import Hyperparams, field
     >>> class Batches(Hyperparams):
     ...     batch_size: int = field(default=8, help="Rows of a step.", at_least=1)
     >>> Batches(batch_size=0)
     Traceback (most recent call last):
         ...
-    trainer.hyperparams.HyperparameterError: batch_size: ...
+    tfgpipe_trainer.hyperparams.HyperparameterError: batch_size: ...
     """
     return dataclasses.field(
         default=default,
@@ -146,7 +146,7 @@ class Hyperparams:
     def replace(self, **values: Any) -> Self:
         """Returns these hyperparameters with other values for some of them.
 
-        >>> from trainer.config import Training
+        >>> from tfgpipe_trainer.config import Training
         >>> Training(batch_size=8).replace(num_steps=20).batch_size
         8
 

@@ -10,7 +10,7 @@ import os
 import pkgutil
 import re
 
-from trainer.experiment import Experiment, defined_in, not_imported
+from tfgpipe_trainer.experiment import PARAMS, Experiment, defined_in, not_imported
 
 _COLUMNS = 100
 _HEAD = """\
@@ -20,9 +20,10 @@ Trains an experiment, and goes on with the same command after any end. For examp
 
 Experiments, and how long they take on two CPU cores:"""
 _TAIL = """\
-Your own: copy params/template.py to params/mine.py, --params=mine.Mine, or to any file
-that Python can import, --params=my_pkg.my_file.Mine. --mode=describe prints
-hyperparameters, --mode=doctor looks at this machine, --help lists the flags."""
+Your own, in any folder: python -m trainer --mode=template > mine.py, then
+--params=mine.Mine; or any file that Python can import, --params=my_pkg.my_file.Mine.
+--mode=describe prints hyperparameters, --mode=doctor looks at this machine, --help
+lists the flags."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ def listing() -> str:
     A file that cannot be imported, and an abstract class, have a line that says so.
     TensorFlow is imported only if a file there imports it.
     """
-    params = importlib.import_module("params")
+    params = importlib.import_module(PARAMS)
     num_here = num_accelerators_here()
     files = [
         "\n".join(lines)
@@ -59,10 +60,10 @@ def listing() -> str:
 def _of_module(name: str, num_here: int) -> list[str]:
     """Returns the lines of one file, or folder, of `params/`."""
     try:
-        found = defined_in(f"params.{name}")
+        found = defined_in(f"{PARAMS}.{name}")
     except (Exception, SystemExit) as error:
         return [_fit(not_imported(name, error))]
-    module = importlib.import_module(f"params.{name}")
+    module = importlib.import_module(f"{PARAMS}.{name}")
     order = list(vars(module))
     rows = [
         (f"{name}.{each}", *_cells(found[each], num_here))

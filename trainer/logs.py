@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from trainer.checkpoint import store
+from tfgpipe_trainer.checkpoint import store
 
 if TYPE_CHECKING:
     from rich.live import Live

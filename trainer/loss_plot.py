@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tfgpipe.report import SERIES
-from trainer.checkpoint import store
-from trainer.logs import report
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.logs import report
 
 _PICTURE = "losses.png"
 # What a curve is called, and what its losses are in a record of `metrics.jsonl`.

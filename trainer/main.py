@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import shlex
 import sys
@@ -13,14 +14,25 @@ from typing import NoReturn
 
 from tfgpipe import cluster
 from tfgpipe._util import report_crash
-from trainer import devices, hosts, hyperparams, run_dir, stopping
-from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageError
-from trainer.experiment import Experiment, find, is_in_params, known_experiments
-from trainer.flags import HELP, Flags, parse
-from trainer.hosts import Hosts
-from trainer.hyperparams import HyperparameterError
-from trainer.listing import listing
-from trainer.stopping import ProcessEnd, Stopping
+from tfgpipe_trainer import devices, hosts, hyperparams, run_dir, stopping
+from tfgpipe_trainer.errors import (
+    CheckpointError,
+    DivergedError,
+    StoppedError,
+    UsageError,
+)
+from tfgpipe_trainer.experiment import (
+    PARAMS,
+    Experiment,
+    find,
+    is_in_params,
+    known_experiments,
+)
+from tfgpipe_trainer.flags import HELP, PROGRAM, Flags, parse, program
+from tfgpipe_trainer.hosts import Hosts
+from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.listing import listing
+from tfgpipe_trainer.stopping import ProcessEnd, Stopping
 
 _TRAINING = ("train_and_eval", "train")
 _OF_CHECKPOINTS = ("eval", "decode", "export")
@@ -39,21 +51,27 @@ def run_program(argv: Sequence[str]) -> NoReturn:
     sys.exit(end.status)
 
 
+def command() -> NoReturn:
+    """Runs `tfgpipe-train`, for which the working directory is on the path as well."""
+    sys.path.insert(0, "")
+    run_program(sys.argv)
+
+
 def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
     """Runs a command line; `signals` is the context of signals in training."""
     flags = None
     try:
         flags = parse(argv)
         if flags.help:
-            _show(HELP)
+            _show(HELP.replace(PROGRAM, program()))
         elif len(argv) == 1:
-            _show(listing())
+            _show(listing().replace(PROGRAM, program()))
         elif flags.mode == "doctor":
             return _doctor(flags)
         else:
             _run(flags, signals)
     except UsageError as error:
-        return _failed(1, f"{error}\nTry `python -m trainer --help`.")
+        return _failed(1, f"{error}\nTry `{program()} --help`.")
     except HyperparameterError as error:
         return _failed(2, str(error))
     except cluster.WorkerLost as error:
@@ -87,6 +105,9 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
 def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
         print(_diff(flags.compared, named=flags.params))
+        return
+    if flags.mode == "template":
+        _show(inspect.getsource(importlib.import_module(f"{PARAMS}.template")))
         return
     run_hosts = hosts.find_hosts(flags.hosts, flags.host)
     _check_mode(run_hosts, flags)
@@ -129,7 +150,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
                 run_dir.check(folder, name=flags.params, experiment=experiment)
         stack.enter_context(_workers(flags, experiment, run_hosts))
         # TensorFlow comes with these, so they wait for the line above.
-        from trainer import modes
+        from tfgpipe_trainer import modes
 
         modes.run(flags, experiment, stop, run_hosts)
 
@@ -143,7 +164,7 @@ def _show(text: str) -> None:
 def _doctor(flags: Flags) -> int:
     """Checks this machine, and an experiment on it; returns the exit status."""
     # Its imports are for this mode alone.
-    from trainer import doctor
+    from tfgpipe_trainer import doctor
 
     experiment = None
     if flags.params:
@@ -157,10 +178,8 @@ def _training_command(flags: Flags) -> str:
     """Returns the command that trains with the tokenizer of --mode=tokenizer."""
     kept = [each for each in flags.set if not each.startswith("data.vocabulary_size")]
     logdir = flags.logdir or "runs/tokens"
-    command = ["python", "-m", "trainer", f"--params={flags.params}"]
-    return shlex.join(
-        [*command, *(f"--set={each}" for each in kept), f"--logdir={logdir}"]
-    )
+    given = [f"--params={flags.params}", *(f"--set={each}" for each in kept)]
+    return f"{program()} {shlex.join([*given, f'--logdir={logdir}'])}"
 
 
 def _of_run(flags: Flags) -> tuple[Flags, Experiment]:

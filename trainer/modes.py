@@ -7,19 +7,19 @@ from pathlib import Path
 import tensorflow as tf
 
 import tfgpipe
-from trainer import devices, hooks, run_dir, tools
-from trainer.checkpoint import store
-from trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
-from trainer.data import sources
-from trainer.errors import CheckpointError
-from trainer.evaluate import decode, evaluate, evaluate_each, show_comparison
-from trainer.experiment import Experiment
-from trainer.export import export
-from trainer.flags import Flags
-from trainer.hosts import ALONE, Coordinator, Hosts
-from trainer.stopping import Stopping
-from trainer.tools import benchmark
-from trainer.train import Options, build, print_plan, show_mesh, train
+from tfgpipe_trainer import devices, hooks, run_dir, tools
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
+from tfgpipe_trainer.data import sources
+from tfgpipe_trainer.errors import CheckpointError
+from tfgpipe_trainer.evaluate import decode, evaluate, evaluate_each, show_comparison
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.export import export
+from tfgpipe_trainer.flags import Flags
+from tfgpipe_trainer.hosts import ALONE, Coordinator, Hosts
+from tfgpipe_trainer.stopping import Stopping
+from tfgpipe_trainer.tools import benchmark
+from tfgpipe_trainer.train import Options, build, print_plan, show_mesh, train
 
 
 def run(

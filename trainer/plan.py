@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfgpipe import planner
-from trainer import hyperparams
-from trainer.experiment import find
+from tfgpipe_trainer import hyperparams
+from tfgpipe_trainer.experiment import find
 
 if TYPE_CHECKING:
     import keras

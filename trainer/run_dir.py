@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from trainer import hooks, hyperparams
-from trainer.checkpoint import store
-from trainer.errors import UsageError
-from trainer.experiment import Experiment
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer import hooks, hyperparams
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 _PARAMS = "params.txt"
 _CHANGES = "changes.txt"

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 import tfgpipe
-from trainer.experiment import Experiment
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 _WARM_UP = 3
 _STEPS = 20

@@ -15,23 +15,30 @@ import tensorflow as tf
 import tfgpipe
 from tfgpipe.report import device_memory, draw_memory
 from tfgpipe.schedules import draw
-from trainer import devices, example_checks, hooks, hyperparams, loss_plot, run_dir
-from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
-from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.run_state import RunState
-from trainer.checkpoint.warm_start import warm_start
-from trainer.data.batches import HostShard
-from trainer.errors import StoppedError
-from trainer.evaluate import (
+from tfgpipe_trainer import (
+    devices,
+    example_checks,
+    hooks,
+    hyperparams,
+    loss_plot,
+    run_dir,
+)
+from tfgpipe_trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
+from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
+from tfgpipe_trainer.checkpoint.run_state import RunState
+from tfgpipe_trainer.checkpoint.warm_start import warm_start
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.errors import StoppedError
+from tfgpipe_trainer.evaluate import (
     decode,
     evaluate,
     line,
     show_comparison,
     validated_part,
 )
-from trainer.experiment import Experiment, output_names
-from trainer.logs import Metrics, Progress
-from trainer.stopping import Stopping
+from tfgpipe_trainer.experiment import Experiment, output_names
+from tfgpipe_trainer.logs import Metrics, Progress
+from tfgpipe_trainer.stopping import Stopping
 
 
 def build(

@@ -14,15 +14,15 @@ Times are of two cores that other programs ran on as well.
 
 from __future__ import annotations
 
-from params.image.classifiers import (
+from tfgpipe_params.image.classifiers import (
     AmoebaNet,
     AmoebaNetClassifier,
     ConvNetClassifier,
     ResNetClassifier,
 )
-from params.image.digits import DigitImages
-from trainer.config import Optimizer, Pipelining, Precision, Saving, Training
-from trainer.data.images import Augmentation
+from tfgpipe_params.image.digits import DigitImages
+from tfgpipe_trainer.config import Optimizer, Pipelining, Precision, Saving, Training
+from tfgpipe_trainer.data.images import Augmentation
 
 
 class Digits(ConvNetClassifier):

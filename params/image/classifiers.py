@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from params.image.digits import DigitImages
-from trainer.data.images import Images
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
-from trainer.tasks.image_classifier import ImageClassifier
+from tfgpipe_params.image.digits import DigitImages
+from tfgpipe_trainer.data.images import Images
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.tasks.image_classifier import ImageClassifier
 
 if TYPE_CHECKING:
     import keras
@@ -94,7 +94,7 @@ class AmoebaNetClassifier(DigitClassifier):
 
     def network(self) -> keras.Model:
         """Returns the network, from pixels to logits."""
-        from params.image.amoebanet import amoebanet_d
+        from tfgpipe_params.image.amoebanet import amoebanet_d
 
         try:
             return amoebanet_d(

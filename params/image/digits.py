@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.data.images import Images
-from trainer.hyperparams import HyperparameterError, field
+from tfgpipe_trainer.data.images import Images
+from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
-    from trainer.data.sources import Source
-    from trainer.experiment import Split
+    from tfgpipe_trainer.data.sources import Source
+    from tfgpipe_trainer.experiment import Split
 
 Part = Literal["train", "validation", "test"]
 
@@ -83,7 +83,7 @@ class DigitImages(Images):
 
     def source(self, split: Split) -> Source:
         """Returns the images of a split, none of them read yet."""
-        from trainer.data.sources import Arrays
+        from tfgpipe_trainer.data.sources import Arrays
 
         if self.files is not None:
             return super().source(split)

@@ -9,8 +9,8 @@ numbers of classes. Every tenth is for validation, unless others are named.
 
 from __future__ import annotations
 
-from params.segmentation.task import Segmenter
-from trainer.config import Optimizer, Pipelining, Saving, Training
+from tfgpipe_params.segmentation.task import Segmenter
+from tfgpipe_trainer.config import Optimizer, Pipelining, Saving, Training
 
 
 class UNet(Segmenter):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from params.segmentation import shapes
-from trainer.data import sources
-from trainer.data.images import Pictures
-from trainer.hyperparams import HyperparameterError, field
+from tfgpipe_params.segmentation import shapes
+from tfgpipe_trainer.data import sources
+from tfgpipe_trainer.data.images import Pictures
+from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
-    from trainer.data.image_examples import Target
-    from trainer.data.sources import Source
+    from tfgpipe_trainer.data.image_examples import Target
+    from tfgpipe_trainer.data.sources import Source
 
 
 class Scenes(Pictures):
@@ -78,14 +78,14 @@ class Scenes(Pictures):
 
     def target(self) -> Target:
         """Returns the target of each image: its mask."""
-        from params.segmentation.masks import Mask
+        from tfgpipe_params.segmentation.masks import Mask
 
         height, width, _ = self.shape
         return Mask((height, width), classes=self.classes, ignored=self.ignored)
 
     def records(self, name: str, pattern: str) -> Source:
         """Returns the images of some files, with their masks."""
-        from params.segmentation.masks import Masked
+        from tfgpipe_params.segmentation.masks import Masked
 
         return Masked(self._pairs(name, pattern))
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from params.segmentation import shapes
-from params.segmentation.scenes import Scenes
-from trainer.data.batches import HostShard
-from trainer.experiment import Experiment, Split
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_params.segmentation import shapes
+from tfgpipe_params.segmentation.scenes import Scenes
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.experiment import Experiment, Split
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    from trainer.data.image_examples import ImageExamples
+    from tfgpipe_trainer.data.image_examples import ImageExamples
 
 
 _NUM_DRAWN = 16  # Images that `decode` draws.
@@ -53,7 +53,7 @@ class Segmenter(Experiment):
 
     def network(self) -> keras.Model:
         """Returns the network, from pixels to logits of each."""
-        from params.segmentation.unet import unet
+        from tfgpipe_params.segmentation.unet import unet
 
         try:
             return unet(
@@ -92,7 +92,7 @@ class Segmenter(Experiment):
         """Returns batches of a user's own images, or made as they are asked for."""
         if self.data.files is not None:
             return super().batches(split, first_step=first_step, shard=shard)
-        from trainer.data.batches import from_function
+        from tfgpipe_trainer.data.batches import from_function
 
         trains = split == "train"
         shard = shard if trains and shard is not None else HostShard()

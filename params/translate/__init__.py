@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from params.translate.synthetic import Dates as DatePairs
-from params.translate.synthetic import Reversals
-from params.translate.task import Translation
-from params.translate.text_pairs import PairFiles
-from trainer.config import Optimizer, Pipelining, Saving, Training
-from trainer.hyperparams import field
+from tfgpipe_params.translate.synthetic import Dates as DatePairs
+from tfgpipe_params.translate.synthetic import Reversals
+from tfgpipe_params.translate.task import Translation
+from tfgpipe_params.translate.text_pairs import PairFiles
+from tfgpipe_trainer.config import Optimizer, Pipelining, Saving, Training
+from tfgpipe_trainer.hyperparams import field
 
 
 class _OnTwoCores(Translation):

@@ -6,8 +6,8 @@ import datetime
 import string
 from random import Random
 
-from params.translate.text_pairs import MadePairs, Pair
-from trainer.hyperparams import HyperparameterError, field
+from tfgpipe_params.translate.text_pairs import MadePairs, Pair
+from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 # Not `strftime`, whose words depend on the machine's language.
 _DAYS = (

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from params.translate import text_pairs
-from params.translate.sizes import EncoderDecoder
-from params.translate.text_pairs import END, PADDING, START, Pairs
-from trainer.data.batches import ArrayExamples, Examples
-from trainer.experiment import Experiment, Split
-from trainer.hyperparams import HyperparameterError, field
+from tfgpipe_params.translate import text_pairs
+from tfgpipe_params.translate.sizes import EncoderDecoder
+from tfgpipe_params.translate.text_pairs import END, PADDING, START, Pairs
+from tfgpipe_trainer.data.batches import ArrayExamples, Examples
+from tfgpipe_trainer.experiment import Experiment, Split
+from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
     import keras
 
-    from params.translate.text_pairs import PairArrays
+    from tfgpipe_params.translate.text_pairs import PairArrays
 
 
 class Translation(Experiment):
@@ -43,7 +43,7 @@ class Translation(Experiment):
 
     def network(self) -> keras.Model:
         """Returns the network, from sources and shifted targets to logits."""
-        from params.translate import network
+        from tfgpipe_params.translate import network
 
         if self.pipelining.num_shards > 1:
             raise HyperparameterError(
@@ -122,7 +122,7 @@ class Translation(Experiment):
         return self.data.target_length + 1  # The end, or the start.
 
     def _rows(self, split: Split) -> PairArrays:
-        from params.translate import text_pairs
+        from tfgpipe_params.translate import text_pairs
 
         pairs = self.data.read(split)
         if len(pairs) < self.training.batch_size:

@@ -33,9 +33,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from trainer.data import sources
-from trainer.data.sources import BadRecordError, BadRecords
-from trainer.hyperparams import Hyperparams, field
+from tfgpipe_trainer.data import sources
+from tfgpipe_trainer.data.sources import BadRecordError, BadRecords
+from tfgpipe_trainer.hyperparams import Hyperparams, field
 
 PADDING, START, END = range(3)
 _NONE = 0xFF  # A byte that no text in UTF-8 has.

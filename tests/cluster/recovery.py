@@ -20,7 +20,7 @@ from tests.cluster.processes import (
     running,
     wait_for,
 )
-from trainer.main import main
+from tfgpipe_trainer.main import main
 
 
 def check_that_kills_change_no_loss(

@@ -15,9 +15,10 @@ import tfgpipe
 from tests.docs.test_reference import documented
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("tfgpipe", "tfgpipe_params", "tfgpipe_trainer")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for package in ("tfgpipe", "params", "benchmarks", "trainer", "docs")
+    for package in (*PACKAGES, "benchmarks", "docs")
     for path in sorted((ROOT / package).rglob("*.py"))
     # Which would run the program, or the whole guide.
     if path.stem != "__main__" and path != ROOT / "docs" / "tutorial" / "guide.py"

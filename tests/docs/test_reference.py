@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tfgpipe
-from trainer import hyperparams
+from tfgpipe_trainer import hyperparams
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api"
 MODULES = (

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from params.segmentation.task import Segmenter
-from params.translate.task import Translation
 from tfgpipe import tensor_parallel
-from trainer.experiment import find
-from trainer.hyperparams import override
-from trainer.tasks.language_model import LanguageModel
-from trainer.train import build
+from tfgpipe_params.segmentation.task import Segmenter
+from tfgpipe_params.translate.task import Translation
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.hyperparams import override
+from tfgpipe_trainer.tasks.language_model import LanguageModel
+from tfgpipe_trainer.train import build
 
 DIGITS = {
     "model.channels": "(4, 8)",

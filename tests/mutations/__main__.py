@@ -28,7 +28,10 @@ from pathlib import Path
 from tests.helpers import subprocesses
 from tests.mutations.faults import FAULTS, Fault
 
-PACKAGES = ("tfgpipe", "trainer", "params", "tests", "docs", "benchmarks")
+PACKAGES = (
+    *("tfgpipe", "tfgpipe_trainer", "tfgpipe_params", "trainer", "params"),
+    *("tests", "docs", "benchmarks"),
+)
 # A step that hangs is found, but by the clock.
 NAMED_SECONDS = 240.0
 GATE_SECONDS = 1800.0
@@ -66,9 +69,9 @@ class Copy:
         listed = subprocess.check_output(command, cwd=subprocesses.ROOT, text=True)
         for name in filter(None, listed.split("\0")):
             source, target = subprocesses.ROOT / name, folder / name
-            if source.is_file():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_symlink() or source.is_file():
+                shutil.copy2(source, target, follow_symlinks=False)
 
     @contextlib.contextmanager
     def planted(self, fault: Fault | None) -> Iterator[None]:
@@ -155,7 +158,7 @@ class Run:
         os.chdir(self._folder)
         sys.path[0] = str(self._folder)
         os.environ["PYTHONPATH"] = str(self._folder)
-        for name in ("tfgpipe", "trainer", "params", "tests"):
+        for name in ("tfgpipe", "tfgpipe_trainer", "tfgpipe_params", "tests"):
             spec = importlib.util.find_spec(name)
             assert spec is not None
             assert spec.origin is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from params.image.amoebanet import amoebanet_d
 from tests.helpers import compare
 from tests.helpers.zoo import floats
 from tests.params.test_amoebanet import tiny
+from tfgpipe_params.image.amoebanet import amoebanet_d
 
 
 def test_it_has_the_82_million_weights_of_gpipe() -> None:

@@ -9,11 +9,11 @@ import keras
 import pytest
 
 from benchmarks import int8
-from params.image import digits
 from tests.helpers import experiments
-from trainer.experiment import find
-from trainer.hyperparams import override
-from trainer.main import main
+from tfgpipe_params.image import digits
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.hyperparams import override
+from tfgpipe_trainer.main import main
 
 
 def test_a_run_ends_with_its_files_and_how_they_compare(

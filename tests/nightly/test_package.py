@@ -14,6 +14,8 @@ import tfgpipe
 from tests.helpers import fresh_processes
 from tests.helpers.subprocesses import ROOT
 
+# Of the wheel.
+PACKAGES = ("tfgpipe", "tfgpipe_params", "tfgpipe_trainer")
 # Importing TensorFlow Model Optimization sets TF_USE_LEGACY_KERAS for the process and
 # its children, so only the modules that need it may load it.
 MODULES_USING_TFMOT: frozenset[str] = frozenset()
@@ -74,7 +76,7 @@ def _built(tmp_path: Path) -> tuple[Path, Path]:
     caches = shutil.ignore_patterns(
         ".*", "__pycache__", "*.egg-info", "build", "dist", "runs"
     )
-    shutil.copytree(ROOT, checkout, ignore=caches)
+    shutil.copytree(ROOT, checkout, symlinks=True, ignore=caches)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet"]
     offline = ["--no-deps", "--no-index", "--no-build-isolation"]
     run = subprocess.run(
@@ -95,7 +97,8 @@ def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
     metadata = {name for name in held if ".dist-info/" in name}
     package = {
         path.relative_to(checkout).as_posix()
-        for path in (checkout / "tfgpipe").rglob("*")
+        for top in PACKAGES
+        for path in (checkout / top).rglob("*")
         if path.is_file()
     }
     assert held - metadata == package
@@ -104,7 +107,41 @@ def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
         "METADATA",
         "RECORD",
         "WHEEL",
+        "entry_points.txt",
         "top_level.txt",
     }
     (top_level,) = (name for name in metadata if name.endswith("top_level.txt"))
-    assert zipfile.ZipFile(wheel).read(top_level).decode().split() == ["tfgpipe"]
+    assert zipfile.ZipFile(wheel).read(top_level).decode().split() == sorted(PACKAGES)
+
+
+def test_the_trainer_runs_from_the_wheel(tmp_path: Path) -> None:
+    """A class of one's own in a folder of one's own, beside others' `trainer`."""
+    wheel, _ = _built(tmp_path)
+    unpacked = tmp_path / "unpacked"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    folder = tmp_path / "mine"
+    for other in ("trainer", "params"):
+        (folder / other).mkdir(parents=True)
+        (folder / other / "__init__.py").write_text("raise SystemExit('not this one')")
+
+    def run(*flags: str) -> str:
+        command = (
+            f"import sys; sys.argv = ['/bin/tfgpipe-train', *{flags!r}]; del sys.path[0]\n"
+            "from tfgpipe_trainer.main import command; command()"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", command],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(unpacked)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    assert "tfgpipe-train --params=lm.Tiny" in run()
+    (folder / "mine.py").write_text(run("--mode=template"), "utf-8")
+    short = ["--set=training.num_steps=4", "--set=evaluation.steps=2"]
+    assert "step 4: validation loss" in run("--params=mine.Mine", *short)
+    assert (folder / "runs" / "mine.Mine" / "params.txt").is_file()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import experiments
-from trainer.experiment import experiments as experiments_here
+from tfgpipe_trainer.experiment import experiments as experiments_here
 
 NAMES = [name for name in experiments_here() if name.startswith("parallelism.")]
 NAMES.remove("parallelism.Alone")

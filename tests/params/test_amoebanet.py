@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from params.image import amoebanet
-from params.image.amoebanet import NORMAL, REDUCTION, amoebanet_d
 from tests.helpers import compare
 from tests.helpers.zoo import floats
+from tfgpipe_params.image import amoebanet
+from tfgpipe_params.image.amoebanet import NORMAL, REDUCTION, amoebanet_d
 
 
 def tiny() -> keras.Model:

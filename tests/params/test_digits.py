@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 
-from params.image import digits
-from params.image.classifiers import ConvNetClassifier
 from tests.helpers import experiments
-from trainer.config import Precision
-from trainer.experiment import find
-from trainer.hyperparams import HyperparameterError, override
+from tfgpipe_params.image import digits
+from tfgpipe_params.image.classifiers import ConvNetClassifier
+from tfgpipe_trainer.config import Precision
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.hyperparams import HyperparameterError, override
 
 
 def _short(**more: str) -> ConvNetClassifier:

@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import pytest
 
-from params.image import digits
 from tests.helpers import image_files
-from trainer.config import Pipelining
-from trainer.experiment import find
-from trainer.export import calibration_examples
-from trainer.hyperparams import HyperparameterError, override
-from trainer.tasks.image_classifier import ImageClassifier
+from tfgpipe_params.image import digits
+from tfgpipe_trainer.config import Pipelining
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.export import calibration_examples
+from tfgpipe_trainer.hyperparams import HyperparameterError, override
+from tfgpipe_trainer.tasks.image_classifier import ImageClassifier
 
 SHORT = [
     "model.channels=(4, 8)",

@@ -12,15 +12,15 @@ import tokenizers as hugging_face
 
 import tfgpipe
 from tests.helpers import compare, experiments, tokenizer_files
-from trainer.data import tokenizers
-from trainer.data.batches import HostShard
-from trainer.data.corpus import START, pack
-from trainer.experiment import experiments as experiments_here
-from trainer.experiment import find
-from trainer.hyperparams import HyperparameterError, from_text, to_text
-from trainer.models.sizes import Transformer
-from trainer.models.transformer import Block, Positions
-from trainer.tasks.language_model import Sampling
+from tfgpipe_trainer.data import tokenizers
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.data.corpus import START, pack
+from tfgpipe_trainer.experiment import experiments as experiments_here
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.hyperparams import HyperparameterError, from_text, to_text
+from tfgpipe_trainer.models.sizes import Transformer
+from tfgpipe_trainer.models.transformer import Block, Positions
+from tfgpipe_trainer.tasks.language_model import Sampling
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
     assert str(error.value) == (
         "lm.Tyni: no such experiment. Did you mean lm.Tiny? Expected one of "
         "lm.Experts, lm.Medium, lm.OneBillion, lm.Packed, lm.Small, lm.Tiny, which "
-        "params.lm has, or PACKAGE.FILE.CLASS of a file that Python can import."
+        "tfgpipe_params.lm has, or PACKAGE.FILE.CLASS of a file that Python can import."
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import experiments
-from trainer.experiment import find
-from trainer.main import main
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.main import main
 
 
 @pytest.mark.parametrize(

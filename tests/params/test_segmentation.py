@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from params.segmentation import shapes
-from params.segmentation.unet import unet
 from tests.helpers import compare, experiments
 from tests.helpers.zoo import floats
-from trainer.data.batches import HostShard
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_params.segmentation import shapes
+from tfgpipe_params.segmentation.unet import unet
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 def _batch(step: int = 0, **values: object) -> tuple[np.ndarray, np.ndarray]:

@@ -14,16 +14,16 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from params import template
 from tests.trainer import runs
 from tfgpipe.stage import progress
-from trainer import example_checks, hooks
-from trainer.checkpoint import store
-from trainer.evaluate import evaluate, show_comparison
-from trainer.experiment import Experiment, find
-from trainer.hyperparams import HyperparameterError, override
-from trainer.logs import read_metrics
-from trainer.main import main
+from tfgpipe_params import template
+from tfgpipe_trainer import example_checks, hooks
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.evaluate import evaluate, show_comparison
+from tfgpipe_trainer.experiment import Experiment, find
+from tfgpipe_trainer.hyperparams import HyperparameterError, override
+from tfgpipe_trainer.logs import read_metrics
+from tfgpipe_trainer.main import main
 
 SHORT = [
     "--set=training.num_steps=6",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from params.translate import text_pairs
-from params.translate.text_pairs import Pair
 from tests.pure.params.test_text_pairs import SENTENCES
+from tfgpipe_params.translate import text_pairs
+from tfgpipe_params.translate.text_pairs import Pair
 
 PAIRS = [Pair("ab", "1"), Pair("c", "234"), Pair("", "5")]
 

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from params.translate import task, text_pairs
-from params.translate.sizes import EncoderDecoder
-from params.translate.task import Translation
 from tests.helpers import compare, experiments
-from trainer.experiment import find
-from trainer.hyperparams import HyperparameterError, override
+from tfgpipe_params.translate import task, text_pairs
+from tfgpipe_params.translate.sizes import EncoderDecoder
+from tfgpipe_params.translate.task import Translation
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.hyperparams import HyperparameterError, override
 
 TARGET_LENGTH = 7
 

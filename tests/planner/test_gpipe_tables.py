@@ -77,8 +77,8 @@ def test_all_cells_of_four_microbatches_are_beyond_any_pipeline():
 
 
 def test_amoebanet_has_the_weights_of_the_keras_model():
-    from params.image.amoebanet import amoebanet_d as keras_amoebanet
     from tfgpipe.planner import models
+    from tfgpipe_params.image.amoebanet import amoebanet_d as keras_amoebanet
 
     with models.without_weights():
         made = keras_amoebanet(

@@ -127,7 +127,11 @@ def test_every_folder_of_the_package_is_installed(
     distribution: setuptools.Distribution,
 ) -> None:
     """`tests/nightly/test_package.py` builds a wheel, and looks into it."""
-    folders = {path.parent for path in (ROOT / "tfgpipe").rglob("*.py")}
+    folders = {
+        path.parent
+        for top in ("tfgpipe", "tfgpipe_trainer", "tfgpipe_params")
+        for path in (ROOT / top).rglob("*.py")
+    }
     assert set(distribution.packages) == {
         ".".join(folder.relative_to(ROOT).parts) for folder in folders
     }

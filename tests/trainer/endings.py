@@ -30,10 +30,10 @@ WAYS = ("sigterm", "two_signals", "bad_records", "divergence")
 
 def _train(way: str, folder: Path, flags: list[str]) -> None:
     """Trains up to an event, and goes on to the end of Python."""
-    from trainer import main
-    from trainer.data import image_examples
-    from trainer.hyperparams import HyperparameterError
-    from trainer.logs import Measurement, Progress
+    from tfgpipe_trainer import main
+    from tfgpipe_trainer.data import image_examples
+    from tfgpipe_trainer.hyperparams import HyperparameterError
+    from tfgpipe_trainer.logs import Measurement, Progress
 
     event, made = folder / f"{way}.event", itertools.count(1)
     take, show, failed = image_examples.ImageExamples.take, Progress.show, main._failed
@@ -77,7 +77,7 @@ def _train(way: str, folder: Path, flags: list[str]) -> None:
 def _main(folder: Path, flags: list[str]) -> None:
     import tensorflow as tf  # noqa: F401
 
-    import trainer.modes  # noqa: F401
+    import tfgpipe_trainer.modes  # noqa: F401
 
     children = {}
     for way in WAYS:

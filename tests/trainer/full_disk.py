@@ -13,9 +13,9 @@ from pathlib import Path
 
 import tfgpipe
 from tests.trainer.test_checkpoints import _model
-from trainer.checkpoint import store
-from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.config import Saving
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
+from tfgpipe_trainer.config import Saving
 
 
 def _main(folder: Path) -> None:

@@ -75,8 +75,8 @@ def _last_step(folder: Path) -> int:
 
 def _live(flags: list[str], death: int | None) -> int:
     """Runs the trainer in this process, up to the `death`-th file that is written."""
-    from trainer.checkpoint import store
-    from trainer.main import main
+    from tfgpipe_trainer.checkpoint import store
+    from tfgpipe_trainer.main import main
 
     flush, written = store.flush, 0
 
@@ -94,7 +94,7 @@ def _live(flags: list[str], death: int | None) -> int:
 def _main(num_kills: int, seed: int, flags: list[str]) -> None:
     import tensorflow as tf  # noqa: F401
 
-    import trainer.modes  # noqa: F401
+    import tfgpipe_trainer.modes  # noqa: F401
 
     chance = random.Random(seed)
     (logdir,) = (f.removeprefix("--logdir=") for f in flags if "--logdir=" in f)

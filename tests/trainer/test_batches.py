@@ -15,9 +15,14 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import batches
-from trainer.data.batches import ArrayExamples, HostShard, ItemExamples, as_examples
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.data import batches
+from tfgpipe_trainer.data.batches import (
+    ArrayExamples,
+    HostShard,
+    ItemExamples,
+    as_examples,
+)
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 def _rows(num_examples: int, steps: range, **options: Any) -> list[list[int]]:

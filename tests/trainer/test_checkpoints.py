@@ -17,11 +17,11 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare, fresh_processes
 from tfgpipe import quantization
-from trainer.checkpoint import checkpoints, store, variable_names
-from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.config import Saving
-from trainer.errors import CheckpointError
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.checkpoint import checkpoints, store, variable_names
+from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
+from tfgpipe_trainer.config import Saving
+from tfgpipe_trainer.errors import CheckpointError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import typing
 from tfgpipe import remat, schedules
 from tfgpipe.partition import balances
 from tfgpipe.stage import codecs, normalization
-from trainer.config import Pipelining
+from tfgpipe_trainer.config import Pipelining
 
 
 def test_choices_are_those_of_the_library() -> None:

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.trainer import runs
-from trainer.callbacks import Finiteness, Profile, not_finite
-from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.run_state import RunState
-from trainer.config import Optimizer, Training
-from trainer.errors import DivergedError
-from trainer.main import main
+from tfgpipe_trainer.callbacks import Finiteness, Profile, not_finite
+from tfgpipe_trainer.checkpoint import store, variable_names
+from tfgpipe_trainer.checkpoint.run_state import RunState
+from tfgpipe_trainer.config import Optimizer, Training
+from tfgpipe_trainer.errors import DivergedError
+from tfgpipe_trainer.main import main
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(6, 8, 4)).astype("float32")

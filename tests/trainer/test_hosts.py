@@ -17,13 +17,13 @@ from tests.helpers.fresh_processes import Program
 from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
-from trainer import hosts
-from trainer.config import Pipelining
-from trainer.data.batches import HostShard
-from trainer.errors import DivergedError, StoppedError, UsageError
-from trainer.hosts import Hosts
-from trainer.hyperparams import HyperparameterError
-from trainer.main import main
+from tfgpipe_trainer import hosts
+from tfgpipe_trainer.config import Pipelining
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.errors import DivergedError, StoppedError, UsageError
+from tfgpipe_trainer.hosts import Hosts
+from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 

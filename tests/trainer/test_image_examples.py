@@ -14,15 +14,20 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params.image.digits import DigitImages
-from params.parallelism import Alone as Classifier
 from tests.helpers import image_files
-from trainer.data import image_examples
-from trainer.data.batches import training_batches
-from trainer.data.image_examples import Class
-from trainer.data.images import Augmentation, Images
-from trainer.data.sources import BadRecordError, BadRecords, Source, record_error
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_params.image.digits import DigitImages
+from tfgpipe_params.parallelism import Alone as Classifier
+from tfgpipe_trainer.data import image_examples
+from tfgpipe_trainer.data.batches import training_batches
+from tfgpipe_trainer.data.image_examples import Class
+from tfgpipe_trainer.data.images import Augmentation, Images
+from tfgpipe_trainer.data.sources import (
+    BadRecordError,
+    BadRecords,
+    Source,
+    record_error,
+)
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 SHAPE = (4, 5, 3)
 

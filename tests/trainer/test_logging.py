@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.trainer import runs
-from trainer.callbacks import Logging
-from trainer.checkpoint.run_state import RunState
-from trainer.config import Training
-from trainer.logs import Metrics, Progress
+from tfgpipe_trainer.callbacks import Logging
+from tfgpipe_trainer.checkpoint.run_state import RunState
+from tfgpipe_trainer.config import Training
+from tfgpipe_trainer.logs import Metrics, Progress
 
 
 class _Terminal(io.StringIO):

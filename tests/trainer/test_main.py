@@ -23,14 +23,14 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import tfgpipe
 from tests.helpers import fake_tpu
 from tests.trainer import runs
-from trainer import devices, doctor
-from trainer.config import Pipelining
-from trainer.errors import UsageError
-from trainer.evaluate import comparison
-from trainer.hosts import Hosts
-from trainer.hyperparams import HyperparameterError
-from trainer.logs import Measurement, Metrics, Progress, read_metrics
-from trainer.main import main
+from tfgpipe_trainer import devices, doctor
+from tfgpipe_trainer.config import Pipelining
+from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.evaluate import comparison
+from tfgpipe_trainer.hosts import Hosts
+from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.logs import Measurement, Metrics, Progress, read_metrics
+from tfgpipe_trainer.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "stage  device  layers"
@@ -266,7 +266,7 @@ def test_ctrl_c_ends_a_run_without_a_traceback(
     def interrupted(*args: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.devices.start_tensorflow", interrupted)
+    monkeypatch.setattr("tfgpipe_trainer.devices.start_tensorflow", interrupted)
     assert main([*small, f"--logdir={tmp_path / 'run'}"]) == 1
     assert capsys.readouterr().err == "\nStopped. The same command goes on.\n"
 
@@ -287,7 +287,7 @@ def test_what_nobody_expected_is_a_sentence_and_a_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     surprise = RuntimeError("A surprise,\nof two lines.")
-    monkeypatch.setattr("trainer.modes.build", _failing(surprise))
+    monkeypatch.setattr("tfgpipe_trainer.modes.build", _failing(surprise))
     folder = tmp_path / "run"
     command = [*small, f"--logdir={folder}"]
     assert main(command) == 1
@@ -319,7 +319,7 @@ def test_too_little_memory_is_said_with_what_to_try(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("trainer.modes.build", _failing(error))
+    monkeypatch.setattr("tfgpipe_trainer.modes.build", _failing(error))
     assert main([*small, f"--logdir={tmp_path}"]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"Crashed: MemoryError: {error}\nThe trac")
@@ -531,7 +531,7 @@ def test_the_doctor_names_the_gpus_that_are_used_and_those_that_are_not(
         tf.config.experimental, "get_device_details", lambda gpu: details
     )
     monkeypatch.setattr(doctor, "_gpu_memory", lambda: [80 * 2**30] * 3)
-    monkeypatch.setattr("trainer.listing.num_gpus_there", lambda: 3)
+    monkeypatch.setattr("tfgpipe_trainer.listing.num_gpus_there", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = doctor.Machine(device="auto")
     assert [each.level for each in machine.devices()] == ["ok", "ok", "slow"]
@@ -755,7 +755,7 @@ def test_a_full_disk_costs_measurements_and_no_more(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trainer.checkpoint.store.replace", full)
+    monkeypatch.setattr("tfgpipe_trainer.checkpoint.store.replace", full)
     monkeypatch.setattr(tf.io, "TFRecordWriter", full)
     metrics = Metrics(tmp_path, step=0)
     monkeypatch.setattr(Metrics, "_append", full)

@@ -16,18 +16,18 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from params.parallelism import Alone as Classifier
 from tests.trainer import runs
-from trainer.callbacks import Checkpointing
-from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.run_state import RunState
-from trainer.config import Evaluation, Pipelining
-from trainer.errors import CheckpointError
-from trainer.evaluate import evaluate_each, validated_part
-from trainer.experiment import Experiment, Split, output_names
-from trainer.hyperparams import HyperparameterError, field
-from trainer.main import main
-from trainer.stopping import Stopping
+from tfgpipe_params.parallelism import Alone as Classifier
+from tfgpipe_trainer.callbacks import Checkpointing
+from tfgpipe_trainer.checkpoint import store, variable_names
+from tfgpipe_trainer.checkpoint.run_state import RunState
+from tfgpipe_trainer.config import Evaluation, Pipelining
+from tfgpipe_trainer.errors import CheckpointError
+from tfgpipe_trainer.evaluate import evaluate_each, validated_part
+from tfgpipe_trainer.experiment import Experiment, Split, output_names
+from tfgpipe_trainer.hyperparams import HyperparameterError, field
+from tfgpipe_trainer.main import main
+from tfgpipe_trainer.stopping import Stopping
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from trainer.config import Optimizer
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.config import Optimizer
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 PEAK, STEPS = 0.5, 100
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer import plan
+from tfgpipe_trainer import plan
 
 ASKED = ["plan", "--params=lm.Tiny", "--device=h100-80g", "--devices=4"]
 

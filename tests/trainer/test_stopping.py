@@ -18,12 +18,12 @@ from tests.helpers.fresh_processes import Program
 from tests.helpers.subprocesses import interpret
 from tests.trainer import endings, runs
 from tfgpipe import cluster
-from trainer import run_dir
-from trainer.callbacks import Logging
-from trainer.checkpoint import store
-from trainer.errors import UsageError
-from trainer.main import main
-from trainer.stopping import on_signals
+from tfgpipe_trainer import run_dir
+from tfgpipe_trainer.callbacks import Logging
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.main import main
+from tfgpipe_trainer.stopping import on_signals
 
 PATIENCE = 240
 
@@ -117,7 +117,7 @@ def test_before_the_first_step_there_is_nothing_to_finish(number: str) -> None:
     code = (
         "import os, signal, time\n"
         "from tfgpipe._compat import native_logging_off\n"
-        "from trainer.stopping import on_signals\n"
+        "from tfgpipe_trainer.stopping import on_signals\n"
         "with on_signals(status=42), native_logging_off():\n"
         f"    os.kill(os.getpid(), signal.{number})\n"
         "    time.sleep(60)\n"
@@ -133,7 +133,7 @@ def test_a_closed_terminal_asks_a_run_to_end_unless_that_is_ignored(
 ) -> None:
     code = (
         "import os, pty, signal, sys, time\n"
-        "from trainer.stopping import on_signals\n"
+        "from tfgpipe_trainer.stopping import on_signals\n"
         "process, terminal = pty.fork()\n"
         "if process:\n"
         "    while os.read(terminal, 1) != b'\\n':\n"

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.checkpoint import store
-from trainer.checkpoint.checkpoints import newest_whole
-from trainer.checkpoint.store import About, Checkpoint, DamagedError
-from trainer.errors import CheckpointError
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.checkpoint.checkpoints import newest_whole
+from tfgpipe_trainer.checkpoint.store import About, Checkpoint, DamagedError
+from tfgpipe_trainer.errors import CheckpointError
 
 NOTES = {"best_step": 3, "best_value": 0.1, "num_worse": 0, "skipped": [1, 2]}
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from trainer import optimizers
-from trainer.checkpoint import variable_names
+from tfgpipe_trainer import optimizers
+from tfgpipe_trainer.checkpoint import variable_names
 
 layers = keras.layers
 

@@ -11,12 +11,12 @@ import pytest
 
 import tfgpipe
 from tests.trainer.test_checkpoints import X, Y, _model
-from trainer import hyperparams
-from trainer.checkpoint import variable_names
-from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.warm_start import warm_start
-from trainer.config import Saving, WarmStart
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer import hyperparams
+from tfgpipe_trainer.checkpoint import variable_names
+from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
+from tfgpipe_trainer.checkpoint.warm_start import warm_start
+from tfgpipe_trainer.config import Saving, WarmStart
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.store import About, Checkpoint, DamagedError
-from trainer.config import Saving
-from trainer.errors import CheckpointError
-from trainer.hosts import Coordinator
-from trainer.hyperparams import HyperparameterError
-from trainer.logs import report
+from tfgpipe_trainer.checkpoint import store, variable_names
+from tfgpipe_trainer.checkpoint.store import About, Checkpoint, DamagedError
+from tfgpipe_trainer.config import Saving
+from tfgpipe_trainer.errors import CheckpointError
+from tfgpipe_trainer.hosts import Coordinator
+from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.logs import report
 
 
 def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:

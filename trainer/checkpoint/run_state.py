@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.errors import CheckpointError
+from tfgpipe_trainer.errors import CheckpointError
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -26,8 +26,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.devices import here
-from trainer.errors import CheckpointError
+from tfgpipe_trainer.devices import here
+from tfgpipe_trainer.errors import CheckpointError
 
 if TYPE_CHECKING:
     import tensorflow as tf

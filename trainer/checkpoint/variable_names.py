@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.devices import here
+from tfgpipe_trainer.devices import here
 
 State = dict[str, keras.Variable]
 

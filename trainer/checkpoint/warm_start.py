@@ -13,12 +13,12 @@ import tensorflow as tf
 
 import tfgpipe
 from tfgpipe import quantization
-from trainer import run_dir
-from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.checkpoints import newest_whole
-from trainer.config import WarmStart
-from trainer.data import sources
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer import run_dir
+from tfgpipe_trainer.checkpoint import store, variable_names
+from tfgpipe_trainer.checkpoint.checkpoints import newest_whole
+from tfgpipe_trainer.config import WarmStart
+from tfgpipe_trainer.data import sources
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:

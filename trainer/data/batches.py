@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.data import batches, sources, token_cache, tokenizers
-from trainer.data.batches import HostShard
-from trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.data import batches, sources, token_cache, tokenizers
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import tensorflow as tf

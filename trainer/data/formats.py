@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.sources import BadRecordError, Source, from_0_to_1
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.data.sources import BadRecordError, Source, from_0_to_1
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 class TfRecords(Source):

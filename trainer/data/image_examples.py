@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.batches import Examples
-from trainer.data.sources import BadRecordError, BadRecords, Source
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.data.batches import Examples
+from tfgpipe_trainer.data.sources import BadRecordError, BadRecords, Source
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 class Target(abc.ABC):

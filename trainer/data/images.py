@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.data import sources
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.data import sources
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
-    from trainer.data.image_examples import ImageExamples, Target
-    from trainer.data.sources import Source
-    from trainer.experiment import Split
+    from tfgpipe_trainer.data.image_examples import ImageExamples, Target
+    from tfgpipe_trainer.data.sources import Source
+    from tfgpipe_trainer.experiment import Split
 
 
 class Augmentation(Hyperparams):
@@ -41,7 +41,7 @@ class Augmentation(Hyperparams):
             seed: The seed.
             step: The step.
         """
-        # The counter keeps these draws apart from those of `trainer.data.batches`.
+        # The counter keeps these draws apart from those of `data.batches`.
         bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, 1])
         draws = bits.random_raw(3 * batch_size).reshape(3, batch_size)[:, rows]
         if self.flip == "horizontal":
@@ -109,7 +109,7 @@ class Pictures(Hyperparams, abc.ABC):
 
     def source(self, split: Split) -> Source:
         """Returns the images of a split, none of them read yet."""
-        from trainer.data.sources import every_tenth
+        from tfgpipe_trainer.data.sources import every_tenth
 
         if self.files is None:
             raise HyperparameterError(
@@ -129,7 +129,7 @@ class Pictures(Hyperparams, abc.ABC):
         Raises:
             HyperparameterError: If there is none, or none that can be used.
         """
-        from trainer.data.image_examples import ImageExamples
+        from tfgpipe_trainer.data.image_examples import ImageExamples
 
         examples = ImageExamples(
             self.source(split),
@@ -185,7 +185,7 @@ class Images(Pictures):
 
     def target(self) -> Target:
         """Returns the target of each image: its class."""
-        from trainer.data.image_examples import Class
+        from tfgpipe_trainer.data.image_examples import Class
 
         # Folders have no numbers of their own, so theirs begin at 0.
         first = 0 if self.class_names() else self.first_label
@@ -255,8 +255,8 @@ class Images(Pictures):
 
     def records(self, name: str, pattern: str) -> Source:
         """Returns the images of some files."""
-        from trainer.data.formats import Folders, Tfds, TfRecords
-        from trainer.data.sources import Joined
+        from tfgpipe_trainer.data.formats import Folders, Tfds, TfRecords
+        from tfgpipe_trainer.data.sources import Joined
 
         if self.format == "tfds":
             return Tfds(pattern, **self._keys("tfds"))
@@ -294,7 +294,7 @@ def _paths(name: str, pattern: str) -> list[Path]:
 
 
 def _arrays(path: Path, *, image_key: str, label_key: str) -> Source:
-    from trainer.data.sources import Arrays
+    from tfgpipe_trainer.data.sources import Arrays
 
     pixels, labels = _read_npz(path, image_key=image_key, label_key=label_key)
     return Arrays(pixels, labels, name=str(path))

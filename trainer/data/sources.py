@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 def is_remote(path: str) -> bool:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.checkpoint import store
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 _CHECKSUM_BYTES = 32
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import store
-from trainer.data import tokenizers
-from trainer.data.corpus import Corpus
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.data import tokenizers
+from tfgpipe_trainer.data.corpus import Corpus
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 def write(corpus: Corpus) -> str:

@@ -25,7 +25,7 @@ from types import ModuleType
 
 import numpy as np
 
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 # By suffix of the file; as in setup.py.
 _REQUIREMENTS = {
@@ -66,7 +66,7 @@ class Bytes(Tokenizer):
 
     Example:
 
-    >>> from trainer.data.tokenizers import Bytes
+    >>> from tfgpipe_trainer.data.tokenizers import Bytes
     >>> Bytes().encode([b"abc"])[0].tolist()
     [97, 98, 99]
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 
 def check_heads(*, width: int, num_heads: int) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.config import Evaluation, Pipelining
-from trainer.data import tokenizer_training, tokenizers
-from trainer.data.batches import HostShard
-from trainer.data.corpus import Corpus
-from trainer.data.tokenizers import BYTES, Tokenizer
-from trainer.experiment import Experiment, Split
-from trainer.hyperparams import HyperparameterError, Hyperparams, field
-from trainer.models.sizes import Transformer
+from tfgpipe_trainer.config import Evaluation, Pipelining
+from tfgpipe_trainer.data import tokenizer_training, tokenizers
+from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.data.corpus import Corpus
+from tfgpipe_trainer.data.tokenizers import BYTES, Tokenizer
+from tfgpipe_trainer.experiment import Experiment, Split
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.models.sizes import Transformer
 
 if TYPE_CHECKING:
     import keras
@@ -161,7 +161,7 @@ class LanguageModel(Experiment):
         return self._network(predicts=False)
 
     def _network(self, *, predicts: bool) -> keras.Model:
-        from trainer.models import transformer
+        from tfgpipe_trainer.models import transformer
 
         try:
             return transformer.decoder_only(
@@ -258,7 +258,7 @@ class LanguageModel(Experiment):
 
     def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
         """Returns the configurations of the transformer's own layers."""
-        from trainer.models import transformer
+        from tfgpipe_trainer.models import transformer
 
         return transformer.quantize_rules()
 
@@ -279,7 +279,7 @@ class LanguageModel(Experiment):
         self, split: Split, *, first_step: int = 0, shard: HostShard | None = None
     ) -> tf.data.Dataset:
         """Returns batches of windows, and of what follows each token."""
-        from trainer.data import batches, corpus
+        from tfgpipe_trainer.data import batches, corpus
 
         text, length = self._read(split), self.model.context
         size, packed = self.training.batch_size, self.data.documents == "packed"

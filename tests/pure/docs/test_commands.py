@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs import commands
-from trainer import flags
+from tfgpipe_trainer import flags
 
 ROOT = Path(__file__).resolve().parents[3]
 # The library starts it by itself.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from docs import hyperparameters
-from params import lm
-from trainer import hyperparams
-from trainer.hyperparams import Hyperparams, field
+from tfgpipe_params import lm
+from tfgpipe_trainer import hyperparams
+from tfgpipe_trainer.hyperparams import Hyperparams, field
 
 
 def test_every_hyperparameter_has_a_row():

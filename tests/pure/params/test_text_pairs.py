@@ -16,10 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params.translate import text_pairs
-from params.translate.synthetic import DATE_FORMATS, Dates, Reversals, write_date
-from params.translate.text_pairs import MadePairs, Pair, PairFiles
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_params.translate import text_pairs
+from tfgpipe_params.translate.synthetic import (
+    DATE_FORMATS,
+    Dates,
+    Reversals,
+    write_date,
+)
+from tfgpipe_params.translate.text_pairs import MadePairs, Pair, PairFiles
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 TASKS: dict[str, Callable[..., MadePairs]] = {"reversals": Reversals, "dates": Dates}
 
@@ -201,7 +206,7 @@ def test_sentences_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     text = "".join(f"{pair.source}\t{pair.target}\n" for pair in SENTENCES)
     path.write_bytes(b"\xef\xbb\xbf" + text.encode("utf-8"))
     code = (
-        "import sys; from params.translate.text_pairs import PairFiles\n"
+        "import sys; from tfgpipe_params.translate.text_pairs import PairFiles\n"
         f"pairs = list(PairFiles(files={str(path)!r}).every())\n"
         "print(ascii([(p.source, p.target) for p in pairs]))"
     )

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.batches import HostShard, validation_indices
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.data.batches import HostShard, validation_indices
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 @settings(deadline=None)

@@ -8,8 +8,8 @@ import typing
 import pytest
 
 from tfgpipe import PipelineConfig
-from trainer.config import Evaluation, Pipelining, Precision, Training
-from trainer.hyperparams import HyperparameterError, Hyperparams
+from tfgpipe_trainer.config import Evaluation, Pipelining, Precision, Training
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams
 
 COUNTS = {
     "num_replicas": Pipelining,

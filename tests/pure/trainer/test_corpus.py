@@ -10,9 +10,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from trainer.data.corpus import Corpus
-from trainer.hyperparams import HyperparameterError
-from trainer.tasks import language_model
+from tfgpipe_trainer.data.corpus import Corpus
+from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.tasks import language_model
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from tests.helpers.subprocesses import interpret
 
 PROGRAM = """
 import sys
-from trainer.experiment import experiments as experiments_here
-from trainer.main import main
+from tfgpipe_trainer.experiment import experiments as experiments_here
+from tfgpipe_trainer.main import main
 for name in experiments_here():
     status = main(["trainer", f"--params={name}", "--mode=describe"])
     assert not status, name

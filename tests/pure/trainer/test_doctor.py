@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer import doctor, findings
-from trainer.findings import GIB, Finding
+from tfgpipe_trainer import doctor, findings
+from tfgpipe_trainer.findings import GIB, Finding
 
 VNNI = {"avx", "avx2", "avx512f", "avx512_vnni"}
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import params
-from trainer import experiment, run_dir
-from trainer.experiment import experiments, find
-from trainer.hyperparams import HyperparameterError
-from trainer.main import main
+import tfgpipe_params
+from tfgpipe_trainer import experiment, run_dir
+from tfgpipe_trainer.experiment import experiments, find
+from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.main import main
 
 MINE = (
-    "from trainer.experiment import Experiment\n"
+    "from tfgpipe_trainer.experiment import Experiment\n"
     "class Mine(Experiment):\n    def network(self): ...\n"
 )
 Write = Callable[[str, str], None]
@@ -35,7 +35,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
     yield written
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("foreign", "evilmod", "params"):
+        if name.partition(".")[0] in ("foreign", "evilmod", "tfgpipe_params"):
             del sys.modules[name]
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_name_of_an_experiment_is_refused(name: str) -> None:
 
 def test_an_abstract_class_is_refused_with_what_it_lacks() -> None:
     with pytest.raises(HyperparameterError, match=r"abstract class, which lacks netw"):
-        find("trainer.experiment.Experiment")
+        find("tfgpipe_trainer.experiment.Experiment")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,9 @@ def test_a_broken_file_of_params_does_not_hide_a_misspelt_name(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(params, "__path__", [*params.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        tfgpipe_params, "__path__", [*tfgpipe_params.__path__, str(tmp_path)]
+    )
     write("mine.py", "import nope\n")
     broken = "params/mine.py cannot be imported: ModuleNotFoundError: No module named"
     code, message = status(capsys, "--params=lmm.Tiny")
@@ -151,7 +153,7 @@ def test_the_folder_of_a_run_has_no_module_imported(
 def test_what_params_has_is_no_matter_of_trust() -> None:
     assert experiment.is_in_params("lm.Tiny")
     assert not experiment.is_in_params("Tiny")
-    assert not experiment.is_in_params("trainer.experiment.Experiment")
+    assert not experiment.is_in_params("tfgpipe_trainer.experiment.Experiment")
 
 
 @pytest.mark.parametrize("text", ["", "seed = 1\n"])

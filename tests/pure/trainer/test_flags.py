@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import UsageError
-from trainer.flags import parse
-from trainer.main import main
+from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.flags import parse
+from tfgpipe_trainer.main import main
 
 
 @pytest.mark.parametrize(

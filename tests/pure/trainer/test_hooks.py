@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainer import hooks
-from trainer.experiment import Experiment
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer import hooks
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 def mine(hook: str, returned: Any) -> object:

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params import template
-from params.image.classifiers import ConvNet
-from trainer import hyperparams
-from trainer.config import Optimizer, Training
-from trainer.hyperparams import (
+from tfgpipe_params import template
+from tfgpipe_params.image.classifiers import ConvNet
+from tfgpipe_trainer import hyperparams
+from tfgpipe_trainer.config import Optimizer, Training
+from tfgpipe_trainer.hyperparams import (
     HyperparameterError,
     Hyperparams,
     describe,

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import params
+import tfgpipe_params
 from tests.helpers.subprocesses import interpret
-from trainer import listing
-from trainer.experiment import experiments
-from trainer.main import main
+from tfgpipe_trainer import listing
+from tfgpipe_trainer.experiment import experiments
+from tfgpipe_trainer.main import main
 
 PROGRAM = """
 import sys
-from trainer.main import main
+from tfgpipe_trainer.main import main
 assert main(["trainer"]) == 0
 assert not {"tensorflow", "keras"} & set(sys.modules)
 """
@@ -28,14 +28,14 @@ Write = Callable[[str], None]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Writes the one file of a folder in place of `params/`."""
-    monkeypatch.setattr(params, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(tfgpipe_params, "__path__", [str(tmp_path)])
 
     def written(text: str) -> None:
         (tmp_path / "mine.py").write_text(text)
         importlib.invalidate_caches()
 
     yield written
-    sys.modules.pop("params.mine", None)
+    sys.modules.pop("tfgpipe_params.mine", None)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -83,8 +83,8 @@ def test_an_abstract_class_and_one_without_a_docstring_are_listed(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(
-        "from trainer.experiment import Experiment\n"
-        "from trainer.tasks.language_model import LanguageModel\n"
+        "from tfgpipe_trainer.experiment import Experiment\n"
+        "from tfgpipe_trainer.tasks.language_model import LanguageModel\n"
         "class Base(Experiment):\n"
         "    '''Not whole.'''\n"
         "class Mine(LanguageModel):\n"
@@ -105,7 +105,7 @@ def test_an_experiment_says_that_accelerators_are_missing(
         "Large.\\n\\n    Hardware:  4 accelerators.\\n    Time:      2 hours.\\n"
     )
     write(
-        "from trainer.tasks.language_model import LanguageModel\n"
+        "from tfgpipe_trainer.tasks.language_model import LanguageModel\n"
         f"class Large(LanguageModel):\n    '''{docstring}'''\n"
     )
     for here, said in ((3, "needs 4 accelerators"), (4, "2 hours")):

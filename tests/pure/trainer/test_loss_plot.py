@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import loss_plot
+from tfgpipe_trainer import loss_plot
 
 RECORDS = [
     {"step": 10, "loss": 2.5, "learning_rate": 0.1},

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import run_dir
-from trainer.errors import UsageError
-from trainer.main import main
+from tfgpipe_trainer import run_dir
+from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.main import main
 
 
 def test_following_a_folder_in_which_no_run_begins_ends(

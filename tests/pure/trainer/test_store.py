@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint import store
-from trainer.checkpoint.run_state import RunState
-from trainer.errors import CheckpointError
+from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.checkpoint.run_state import RunState
+from tfgpipe_trainer.errors import CheckpointError
 
 
 def write(folder: Path, step: int, data: bytes = b"values") -> Path:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data import formats
-from trainer.data.sources import BadRecordError
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.data import formats
+from tfgpipe_trainer.data.sources import BadRecordError
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 RECORDS = [b"first", b"", b"third" * 100, b"last"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data import token_cache
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.data import token_cache
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 IDS = np.dtype("<u2")
 

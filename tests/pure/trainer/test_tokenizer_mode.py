@@ -9,12 +9,12 @@ import pytest
 
 from tests.helpers import tokenizer_files
 from tests.helpers.tokenizer_files import TEXT
-from trainer import run_dir
-from trainer.data import tokenizer_training, tokenizers
-from trainer.data.corpus import Corpus
-from trainer.experiment import find
-from trainer.hyperparams import HyperparameterError, override
-from trainer.main import main
+from tfgpipe_trainer import run_dir
+from tfgpipe_trainer.data import tokenizer_training, tokenizers
+from tfgpipe_trainer.data.corpus import Corpus
+from tfgpipe_trainer.experiment import find
+from tfgpipe_trainer.hyperparams import HyperparameterError, override
+from tfgpipe_trainer.main import main
 
 SUFFIXES = [".json", ".model"]
 

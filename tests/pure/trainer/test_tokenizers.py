@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import tokenizer_files
-from trainer.data import tokenizer_training, tokenizers
-from trainer.data.tokenizers import FileTokenizer
-from trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.data import tokenizer_training, tokenizers
+from tfgpipe_trainer.data.tokenizers import FileTokenizer
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 SUFFIXES = [".json", ".model"]
 ASCII = "def square_7(x):\n\treturn   8 * x \n\n"
