@@ -88,6 +88,8 @@ setup(
             # The order of examples is its own: resumed runs depend on the version.
             "grain>=0.2.18,<0.3",
             "matplotlib>=3.8",
+            "packaging>=24",
+            "psutil>=6,<8",
             "scikit-learn>=1.5,<2",
             "tensorboard>=2.20,<2.22",
         ],

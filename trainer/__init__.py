@@ -5,8 +5,7 @@ Its modules are imported as `tfgpipe_trainer`, in a checkout by a link to this f
 main         from the command line to an exit status
 flags        the command line
 listing      the experiments there are to run, one line each
-doctor       what is read off a machine before a run
-findings     what that means for training
+machine_checks  what can fail, or be slow, on a machine: `--mode=doctor`
 modes        what each mode does, once TensorFlow has started
 experiment   the base class of experiments, and how they are found by name
 config       the groups of hyperparameters that every experiment has

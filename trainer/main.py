@@ -164,12 +164,12 @@ def _show(text: str) -> None:
 def _doctor(flags: Flags) -> int:
     """Checks this machine, and an experiment on it; returns the exit status."""
     # Its imports are for this mode alone.
-    from tfgpipe_trainer import doctor
+    from tfgpipe_trainer import machine_checks
 
     experiment = None
     if flags.params:
         experiment = hyperparams.override(find(flags.params)(), flags.set)
-    return doctor.run(
+    return machine_checks.run(
         experiment, name=flags.params, logdir=flags.logdir, device=flags.device
     )
 

@@ -126,8 +126,9 @@ def test_the_trainer_runs_from_the_wheel(tmp_path: Path) -> None:
 
     def run(*flags: str) -> str:
         command = (
-            f"import sys; sys.argv = ['/bin/tfgpipe-train', *{flags!r}]; del sys.path[0]\n"
-            "from tfgpipe_trainer.main import command; command()"
+            "import sys\n"
+            f"sys.argv, _ = ['/bin/tfgpipe-train', *{flags!r}], sys.path.pop(0)\n"
+            "from tfgpipe_trainer.main import command\ncommand()"
         )
         ended = subprocess.run(
             [sys.executable, "-c", command],

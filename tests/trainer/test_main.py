@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import tfgpipe
 from tests.helpers import fake_tpu
 from tests.trainer import runs
-from tfgpipe_trainer import devices, doctor
+from tfgpipe_trainer import devices, machine_checks
 from tfgpipe_trainer.config import Pipelining
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.evaluate import comparison
@@ -169,7 +169,6 @@ def test_the_doctor_looks_at_a_machine_and_an_experiment(
         "Devices",
         "CPU",
         "Disk",
-        "Ports",
         "Optional packages",
         "parallelism.Pipelined",
         "Nothing fails.",
@@ -177,9 +176,8 @@ def test_the_doctor_looks_at_a_machine_and_an_experiment(
     for section in sections[:-1]:
         for line in section.splitlines()[1:]:
             assert re.match(r"(ok   |slow )  \w", line), line
-    assert f"tensorflow {tf.__version__} (>=2." in sections[0]
+    assert f"tensorflow {tf.__version__} (<2." in sections[0]
     assert "A batch of its training and validation data can be read." in sections[-2]
-    assert "It takes about 1.0 GiB in all" in sections[-2]
     assert not list(tmp_path.iterdir())
 
     assert main([*command, "--set=data.files=none/*.npz"]) == 1
@@ -530,16 +528,11 @@ def test_the_doctor_names_the_gpus_that_are_used_and_those_that_are_not(
     monkeypatch.setattr(
         tf.config.experimental, "get_device_details", lambda gpu: details
     )
-    monkeypatch.setattr(doctor, "_gpu_memory", lambda: [80 * 2**30] * 3)
     monkeypatch.setattr("tfgpipe_trainer.listing.num_gpus_there", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    machine = doctor.Machine(device="auto")
-    assert [each.level for each in machine.devices()] == ["ok", "ok", "slow"]
-    assert machine.gpus == ["H100, 80 GiB"] * 2
-    assert machine.gpu_memory == [80 * 2**30] * 2
-    aside = doctor.Machine(device="cpu")
-    assert [each.level for each in aside.devices()] == ["ok"]
-    assert aside.gpus == []
+    assert machine_checks.visible_gpus() == ["H100"] * 2
+    found = machine_checks.check_gpus(["H100"] * 2)
+    assert [each.level for each in found] == ["ok", "ok", "slow"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,297 @@
+"""Checks this machine, and an experiment on it, before a run: `--mode=doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
+from tfgpipe._util import readable_bytes
+from tfgpipe_trainer import listing
+from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.hyperparams import HyperparameterError
+
+_GIB = 2**30
+# TensorFlow's own main memory, with a small model.
+_TENSORFLOW = _GIB
+# Files of a container's limits.
+_LIMITS = ("memory.max", "memory.current")
+_EXTRAS = ("trainer", "tokenizer")
+# They require `tensorflow`, which is not installed beside one of another name.
+_OF_TENSORFLOW = frozenset({"tensorflow-model-optimization"})
+Level = Literal["ok", "slow", "fails"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResult:
+    """The result of one check.
+
+    Attributes:
+        level: `"slow"` where training works, and is slower than it could be.
+        text: A sentence or two, without a line break.
+    """
+
+    level: Level
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:5}  {self.text}"
+
+
+def run(
+    experiment: Experiment | None, *, name: str, logdir: str, device: str = "auto"
+) -> int:
+    """Prints the results and returns the exit status: 1 if something fails, else 0.
+
+    Args:
+        experiment: The experiment to train, or None to check the machine alone.
+        name: Its name.
+        logdir: The run's folder, or empty for the working directory.
+        device: `"cpu"` to leave GPUs aside.
+    """
+    gpus = visible_gpus() if device == "auto" else []
+    sections = {
+        "Versions": check_versions(),
+        "Devices": check_gpus(gpus) if device == "auto" else iter(()),
+        "CPU": check_cpu(),
+        "Disk": check_folder(Path(logdir or ".")),
+        "Optional packages": check_optional(),
+    }
+    if experiment is not None:
+        sections[name] = check_experiment(experiment, num_gpus=len(gpus))
+    fails = 0
+    for title, found in sections.items():
+        print(f"\n{title}", flush=True)
+        for each in found:
+            print(each, flush=True)
+            fails += each.level == "fails"
+    print(f"\n{fails or 'Nothing'} fail{'s' * (fails < 2)}.", flush=True)
+    return 1 if fails else 0
+
+
+def check_version(requirement: Requirement, installed: str | None) -> CheckResult:
+    """Compares an installed version, or None, with the range that is supported."""
+    name, supported = requirement.name, str(requirement.specifier)
+    advice = f"`pip install '{name}{supported}'`."
+    if installed is None:
+        return CheckResult("fails", f"{name} is not installed: {advice}")
+    if not SpecifierSet(supported, prereleases=True).contains(installed):
+        text = f"{name} {installed}; expected {supported}: {advice}"
+        return CheckResult("fails", text)
+    return CheckResult("ok", f"{name} {installed}{supported and f' ({supported})'}.")
+
+
+def check_versions() -> Iterator[CheckResult]:
+    """Yields results on Python and on what tfgpipe requires."""
+    yield CheckResult("ok", f"Python {platform.python_version()}.")
+    yield check_version(Requirement("tfgpipe"), _installed("tfgpipe"))
+    tensorflows = installed_tensorflows()
+    for each in _required(None):
+        if each.name in TENSORFLOWS:
+            yield check_tensorflow(tensorflows, each)
+        elif each.name not in _OF_TENSORFLOW or "tensorflow" in tensorflows:
+            yield check_version(each, _installed(each.name))
+
+
+def check_tensorflow(
+    installed: Mapping[str, str], required: Requirement
+) -> CheckResult:
+    """Compares versions of TensorFlow, by the name of distribution, with a range."""
+    if len(installed) > 1:
+        found = " and ".join(f"{name} {installed[name]}" for name in installed)
+        return CheckResult(
+            "fails",
+            f"{found} are installed, and have the same files: `pip uninstall "
+            f"{' '.join(installed)}`, then install one of them.",
+        )
+    name, version = next(iter(installed.items()), (required.name, None))
+    return check_version(Requirement(f"{name}{required.specifier}"), version)
+
+
+def check_optional() -> Iterator[CheckResult]:
+    """Yields results on packages of extras, of which a missing one is no fault."""
+    for extra in _EXTRAS:
+        for each in _required(extra):
+            version = _installed(each.name)
+            if version is None:
+                text = f"{each.name} is not installed, of tfgpipe[{extra}]."
+                yield CheckResult("ok", text)
+            else:
+                yield check_version(each, version)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _required(extra: str | None) -> list[Requirement]:
+    """Returns the packages that tfgpipe requires, or an extra of its alone."""
+    if _installed("tfgpipe") is None:
+        return []
+    found = map(Requirement, importlib.metadata.requires("tfgpipe") or ())
+    if extra is None:
+        return [each for each in found if not each.marker]
+    return [x for x in found if x.marker and x.marker.evaluate({"extra": extra})]
+
+
+def visible_gpus() -> list[str]:
+    """Returns the names of the GPUs that TensorFlow uses."""
+    with native_logging_off():
+        import tensorflow as tf
+    details = tf.config.experimental.get_device_details
+    found = map(details, tf.config.list_physical_devices("GPU"))
+    return [each.get("device_name", "of no name") for each in found]
+
+
+def check_gpus(seen: Sequence[str]) -> Iterator[CheckResult]:
+    """Yields results on the GPUs that TensorFlow uses, and on those it does not."""
+    for i, name in enumerate(seen):
+        yield CheckResult("ok", f"GPU:{i} is {name}.")
+    num_there = listing.num_gpus_there()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if num_there > len(seen):
+        why = (
+            "Try `pip install 'tensorflow[and-cuda]'`, and compare the driver's version"
+        )
+        if visible is not None:
+            why = f"CUDA_VISIBLE_DEVICES={visible} hides the others"
+        text = f"TensorFlow sees {len(seen)} of {num_there} NVIDIA GPUs. {why}."
+        yield CheckResult("ok" if seen and visible is not None else "slow", text)
+    if not seen:
+        text = "TensorFlow uses no GPU: the CPU is split into logical devices."
+        yield CheckResult("ok", text)
+
+
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    # Not every system has it.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else psutil.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Returns free bytes of main memory, within the limit of a container."""
+    free = psutil.virtual_memory().available
+    limit, used = (
+        path.read_text().strip() if path.exists() else ""
+        for path in map(Path("/sys/fs/cgroup").joinpath, _LIMITS)
+    )
+    return min(free, int(limit) - int(used)) if limit.isdigit() else free
+
+
+def check_cpu() -> Iterator[CheckResult]:
+    """Yields results on cores, memory and the processor's instructions."""
+    cores, here, load = num_cores(), psutil.cpu_count() or 1, psutil.getloadavg()[0]
+    yield CheckResult("ok" if cores > 1 else "slow", f"{cores} of {here} cores.")
+    busy = here - load < cores / 2
+    wait = ": steps wait for other programs" if busy else ""
+    text = f"Load {load:.1f} in the last minute{wait}."
+    yield CheckResult("slow" if busy else "ok", text)
+    free = available_memory()
+    level: Level = "ok" if free > 2 * _TENSORFLOW else "slow"
+    text = f"{readable_bytes(free)} of memory are free"
+    if free < _TENSORFLOW:
+        level, text = "fails", f"{text}; TensorFlow itself takes 1 GiB"
+    yield CheckResult(level, f"{text}.")
+    yield from check_instructions(os.environ)
+
+
+def check_instructions(environment: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Yields whether an x86 processor has AVX, and TensorFlow uses oneDNN on it."""
+    cpus = Path("/proc/cpuinfo")
+    text = cpus.read_text() if cpus.exists() else ""
+    flags = re.search(r"^flags\s*: (.*)$", text, re.MULTILINE)
+    if flags is None:
+        return
+    if "avx" not in flags[1].split():
+        text = "No AVX, which TensorFlow's wheels are built for."
+        yield CheckResult("fails", text)
+    setting = environment.get("TF_ENABLE_ONEDNN_OPTS", "")
+    # Without the variable it depends on these.
+    has_onednn = re.search("avx512_vnni|avx_vnni", flags[1]) is not None
+    if setting.lower() in ("1", "true") or (has_onednn and not setting):
+        yield CheckResult("ok", "oneDNN's operations are on.")
+        return
+    text = "oneDNN's operations are off: see docs/how-to/settings.md#on-cpus"
+    yield CheckResult("slow", f"{text} (TF_ENABLE_ONEDNN_OPTS).")
+
+
+def check_folder(folder: Path) -> Iterator[CheckResult]:
+    """Yields whether a run can be written to a folder, or to the nearest there is."""
+    above = folder.resolve()
+    there = next(each for each in (above, *above.parents) if each.is_dir())
+    free = psutil.disk_usage(str(there)).free
+    text = f"{readable_bytes(free)} are free in {there}"
+    yield CheckResult("ok" if free > _GIB else "fails", f"{text}.")
+    try:
+        with tempfile.TemporaryDirectory(dir=there, prefix=".doctor-") as own:
+            with open(f"{own}/written", "wb") as file:
+                file.write(b"1")
+                file.flush()
+                os.fsync(file.fileno())
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(f"{own}/written", f"{own}/renamed")
+    except OSError as error:
+        text = f"In {there} a file cannot be written, locked and renamed"
+        yield CheckResult("fails", f"{text}: {error.strerror}. Give another --logdir.")
+
+
+def check_experiment(experiment: Experiment, *, num_gpus: int) -> Iterator[CheckResult]:
+    """Yields results on an experiment: its devices and its data."""
+    asked, cores = experiment.pipelining.num_devices, num_cores()
+    there = f"{num_gpus} GPUs" if num_gpus else f"{cores} cores"
+    text = f"It asks for {asked} devices; there are {there}"
+    if 0 < num_gpus < asked:
+        advice = (
+            "Set pipelining.num_stages, num_replicas or num_shards, or --device=cpu"
+        )
+        yield CheckResult("fails", f"{text}. {advice}.")
+    elif not num_gpus and cores < asked:
+        yield CheckResult("slow", f"{text}, which they share: none is faster for it.")
+    else:
+        yield CheckResult("ok", f"{text}.")
+    own = type(experiment)
+    needed = listing.describe(own.__name__, own.__doc__ or "").num_accelerators
+    if needed > num_gpus:
+        text = f"It is made for {needed} accelerators; there are {num_gpus}"
+        yield CheckResult("slow", f"{text}. CPU cores take many times as long.")
+    yield check_data(experiment)
+
+
+def check_data(experiment: Experiment) -> CheckResult:
+    """Reads a batch of each split."""
+    import tensorflow as tf
+
+    from tfgpipe_trainer.data import sources
+
+    try:
+        for split in ("train", "validation"):
+            next(iter(experiment.batches(split)))
+        experiment.check()
+    except (HyperparameterError, ImportError) as error:
+        return CheckResult("fails", _one_line(error))
+    except tf.errors.OpError as error:
+        said = sources.record_error(error) or error.message
+        return CheckResult("fails", _one_line(said))
+    except StopIteration:
+        return CheckResult("fails", f"Its {split} split is empty.")
+    return CheckResult("ok", "A batch of its training and validation data can be read.")
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())
