@@ -84,6 +84,7 @@ setup(
         "and-cuda": with_tensorflow(f"tensorflow[and-cuda]{TENSORFLOW_RANGE}"),
         "pictures": ["matplotlib>=3.8"],
         "trainer": [
+            "fsspec>=2024.6",
             "google-crc32c>=1.7,<2",
             # The order of examples is its own: resumed runs depend on the version.
             "grain>=0.2.18,<0.3",
@@ -92,6 +93,7 @@ setup(
             "psutil>=6,<8",
             "scikit-learn>=1.5,<2",
             "tensorboard>=2.20,<2.22",
+            "universal_pathlib>=0.2.6,<0.4",
         ],
         # One of them, for the files that `data.tokenizer` names.
         "tokenizer": ["sentencepiece>=0.2,<0.3", "tokenizers>=0.20,<0.24"],
@@ -108,21 +110,30 @@ setup(
         "docs": DOCS,
         "dev": [
             *DOCS,
+            "alembic>=1.13",
             "build>=1.2",
+            "flask>=3,<4",
+            "flask-cors>=5,<7",
             "google-crc32c>=1.7,<2",
             "hypothesis>=6.100",
             "ipykernel>=6.29,<8",
             # Models of others, and where their mistakes are is known for this range.
             *with_tensorflow("keras-hub>=0.32,<0.33"),
+            "mlflow-skinny>=3,<4",
+            # A server of S3, for the tests of remote folders.
+            "moto[s3]>=5.1,<6",
             "mypy>=1.11",
             "nbclient>=0.10,<1",
             "pytest>=8.2",
             "pytest-xdist>=3.5",
             # Its format changes between minor releases.
             "ruff>=0.17,<0.18",
+            "s3fs>=2024.6",
             "sentencepiece>=0.2,<0.3",
             "setuptools>=64",
+            "sqlalchemy>=2,<3",
             "tokenizers>=0.20,<0.24",
+            "wandb>=0.19,<0.32",
             "wheel>=0.43",
         ],
     },

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgpipe._util import readable_bytes
 from tfgpipe_trainer import devices
 from tfgpipe_trainer.checkpoint import variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
@@ -27,9 +28,11 @@ from tfgpipe_trainer.checkpoint.store import Checkpoint
 from tfgpipe_trainer.config import Training
 from tfgpipe_trainer.errors import DivergedError
 from tfgpipe_trainer.experiment import Experiment
-from tfgpipe_trainer.logs import Measurement, Metrics, Progress
+from tfgpipe_trainer.measures import Measures
 from tfgpipe_trainer.optimizers import ApplyIfFinite
+from tfgpipe_trainer.progress import Measurement, Progress
 from tfgpipe_trainer.stopping import Stopping
+from tfgpipe_trainer.writers import Metrics
 
 # Steps that the loss of the live line is a mean of, about.
 _SMOOTHED = 10
@@ -91,6 +94,7 @@ class Logging(StepCallback):
         metrics: Writer of measurements.
         progress: Display of the live line.
         run_state: The state of the run besides its variables.
+        measures: Measurements beside loss and metrics.
         first_step: Steps that were done before.
     """
 
@@ -100,11 +104,13 @@ class Logging(StepCallback):
         metrics: Metrics,
         progress: Progress,
         run_state: RunState,
+        measures: Measures,
         *,
         first_step: int,
     ) -> None:
         super().__init__(first_step=first_step)
         self._run_state = run_state
+        self._measures = measures
         self._training = experiment.training
         self._tokens_per_step = experiment.tokens_per_step
         self._unit = experiment.unit
@@ -121,6 +127,8 @@ class Logging(StepCallback):
 
         The schedule counts the updates made, so it is asked before this one.
         """
+        if self._is_due(step):
+            self._measures.begin()
         is_last = step == self._training.num_steps
         self._shows = is_last or (self._progress.is_due and step != self.first_step + 1)
         if self._is_due(step) or (self._shows and not self._progress.is_live):
@@ -160,6 +168,9 @@ class Logging(StepCallback):
                 **means,
                 "learning_rate": measurement.learning_rate,
                 "tokens_per_second": measurement.tokens_per_second,
+                **self._measures.end(
+                    self._tokens_per_step / measurement.tokens_per_second
+                ),
             },
         )
 
@@ -177,8 +188,13 @@ class Logging(StepCallback):
             tokens_per_second=self._tokens_per_step / seconds_per_step,
             seconds_left=(self._training.num_steps - step) * seconds_per_step,
             unit=self._unit,
-            memory=devices.memory_in_use(),
+            memory=_memory(),
         )
+
+
+def _memory() -> str:
+    name, size = devices.memory_in_use()
+    return "" if math.isnan(size) else f"{name} {readable_bytes(int(size))}"
 
 
 class Finiteness(StepCallback):

@@ -223,6 +223,10 @@ class Training(Hyperparams):
         at_least=0,
         help="Seconds between log lines of a file or pipe; 0: one each step.",
     )
+    writers: tuple[str, ...] = field(
+        default=("tensorboard",),
+        help="Beside metrics.jsonl: tensorboard, wandb, mlflow, MODULE.CLASS.",
+    )
     nonfinite: Literal["stop", "skip"] = field(
         default="stop",
         help="At a NaN or Inf in loss or gradients: stop, or skip the step.",
@@ -428,6 +432,9 @@ class Optimizer(Hyperparams):
         less_than=1,
         help="Decay of the moving average of weights; None: none.",
     )
+    log_norms: bool = field(
+        default=False, help="Log norms of gradients, weights and updates."
+    )
 
     def validate(self) -> None:
         """Checks that clipping leaves something of gradients."""
@@ -474,6 +481,7 @@ class Optimizer(Hyperparams):
             weight_decay=self.weight_decay,
             global_clipnorm=self.clip_norm,
             **arguments,
+            keeps_norm=self.log_norms,
         )
 
     def _learning_rate(

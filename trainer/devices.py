@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfgpipe._compat import native_logging_off
-from tfgpipe._util import readable_bytes
 from tfgpipe_trainer.config import Pipelining
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.hosts import ALONE, Hosts
@@ -31,11 +31,10 @@ def here() -> str:
         return str(tf.constant(0).device)
 
 
-def memory_in_use() -> str:
-    """Returns the peak memory of this process' fullest GPU, with its name.
+def memory_in_use() -> tuple[str, float]:
+    """Returns the name of this process' fullest GPU, and the peak of its memory.
 
-    Without GPUs, what this process holds, as in `"process 812.0 MiB"`; an empty text
-    where the system does not say it.
+    Without GPUs, `"process"` and the bytes that it holds: NaN where no system says it.
     """
     import tensorflow as tf
 
@@ -45,12 +44,33 @@ def memory_in_use() -> str:
     }
     if peaks:
         fullest = max(peaks, key=lambda name: peaks[name])
-        return f"{fullest} {readable_bytes(peaks[fullest])}"
+        return fullest, float(peaks[fullest])
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
-        return ""
-    return f"process {readable_bytes(pages * os.sysconf('SC_PAGE_SIZE'))}"
+        return "process", math.nan
+    return "process", float(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def peak_flops(policy: str) -> float:
+    """Returns the FLOPs a second that a GPU here is said to do, NaN if not known.
+
+    Args:
+        policy: A policy of Keras' dtypes, such as `"mixed_bfloat16"`.
+    """
+    import tensorflow as tf
+
+    from tfgpipe import planner
+
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return math.nan
+    details = tf.config.experimental.get_device_details(gpus[0])
+    name = details.get("device_name", "").lower()
+    for known, device in planner.TABLE.items():
+        if known.partition("-")[0] in name:
+            return device.flops.get(policy.removeprefix("mixed_"), math.nan)
+    return math.nan
 
 
 def start_tensorflow(

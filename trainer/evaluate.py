@@ -17,7 +17,7 @@ from tfgpipe_trainer.checkpoint.checkpoints import load
 from tfgpipe_trainer.errors import CheckpointError, DivergedError
 from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.hyperparams import HyperparameterError
-from tfgpipe_trainer.logs import Metrics, read_metrics
+from tfgpipe_trainer.writers import Metrics, read_metrics
 
 
 def evaluate(model: keras.Model, dataset: tf.data.Dataset) -> dict[str, float]:
@@ -151,7 +151,12 @@ def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> N
     validation = experiment.batches("validation")
     part = validated_part(experiment)
     done = {record["step"] for record in read_metrics(folder / "eval.jsonl")}
-    metrics = Metrics(folder, step=max(done, default=0), name="eval")
+    metrics = Metrics(
+        folder,
+        step=max(done, default=0),
+        name="eval",
+        writers=experiment.training.writers,
+    )
     while True:
         # Asked first: what an ended run has saved last is seen by the line below.
         goes_on = run_dir.is_held(folder)

@@ -12,8 +12,8 @@ from typing import Any
 import absl.flags
 
 from tfgpipe.cluster import WORKERS_VARIABLE
-from tfgpipe_trainer.data.sources import is_remote
 from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.files import is_remote
 
 MODES = (
     "train_and_eval",
@@ -162,11 +162,12 @@ def parse(argv: Sequence[str]) -> Flags:
         raise UsageError(
             f"Expected flags only, such as --params=lm.Tiny; received {stray[0]!r}."
         )
-    for path in (values["logdir"].value, *stray):
+    for path in (values["logdir"].value if values["follow"].value else "", *stray):
         if is_remote(path):
+            what = "--mode=diff" if stray else "--follow"
             raise UsageError(
-                f"Expected a folder of this machine; received {path!r}, which would "
-                "become a folder here of that name. Mount it, or copy it afterwards."
+                f"Expected a folder of this machine for {what}; received {path!r}. "
+                "Copy it here."
             )
     if values["tpu_zone"].value and not values["tpu"].value:
         raise UsageError("Expected --tpu=NAME, which --tpu_zone=ZONE is the zone of.")

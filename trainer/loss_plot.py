@@ -13,7 +13,7 @@ from typing import Any
 
 from tfgpipe.report import SERIES
 from tfgpipe_trainer.checkpoint import store
-from tfgpipe_trainer.logs import report
+from tfgpipe_trainer.progress import report
 
 _PICTURE = "losses.png"
 # What a curve is called, and what its losses are in a record of `metrics.jsonl`.

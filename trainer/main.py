@@ -28,6 +28,7 @@ from tfgpipe_trainer.experiment import (
     is_in_params,
     known_experiments,
 )
+from tfgpipe_trainer.files import is_remote
 from tfgpipe_trainer.flags import HELP, PROGRAM, Flags, parse, program
 from tfgpipe_trainer.hosts import Hosts
 from tfgpipe_trainer.hyperparams import HyperparameterError
@@ -115,6 +116,30 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     usual = not flags.logdir and run_hosts.count == 1 and bool(flags.params)
     if usual and flags.mode in (*_TRAINING, *_OF_CHECKPOINTS):
         flags = dataclasses.replace(flags, logdir=str(Path("runs", flags.params)))
+    with contextlib.ExitStack() as stack:
+        if is_remote(flags.logdir):
+            folder = stack.enter_context(_copy_of_run(flags, run_hosts))
+            flags = dataclasses.replace(flags, logdir=str(folder))
+        _run_in(flags, run_hosts, signals, shows_folder=usual)
+
+
+def _copy_of_run(
+    flags: Flags, run_hosts: Hosts
+) -> contextlib.AbstractContextManager[Path]:
+    """Returns the context of a copy here of a run's folder elsewhere."""
+    from tfgpipe_trainer import remote_run
+
+    if flags.mode not in _TRAINING or flags.dry_run:
+        return remote_run.read(flags.logdir)
+    return remote_run.trained(
+        flags.logdir, host=run_hosts.index, is_chief=run_hosts.is_chief
+    )
+
+
+def _run_in(
+    flags: Flags, run_hosts: Hosts, signals: contextlib.ExitStack, *, shows_folder: bool
+) -> None:
+    """Runs a mode, the run's folder being one of this machine."""
     if flags.mode in _OF_CHECKPOINTS:
         flags, experiment = _of_run(flags)
     elif flags.params:
@@ -138,7 +163,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         stop = Stopping(status=cluster.EXIT_PREEMPTED)
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)
-            if usual:
+            if shows_folder:
                 print(f"The run's folder is {folder}.", flush=True)
             if run_hosts.is_chief:
                 stack.enter_context(run_dir.held(folder))

@@ -82,15 +82,33 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
 class ApplyIfFinite:
     """Comes before an optimizer class: see `apply_if_finite`.
 
+    Args:
+        arguments: Arguments of the class.
+        keeps_norm: True to keep the norm of all gradients.
+        options: Further arguments of the class.
+
     Attributes:
         num_left_out: Steps left out so far, a scalar of type int32.
+        gradient_norm: The norm of the last gradients, if it is kept.
         was_finite: True for each weight with a finite gradient in the last step that
             was left out, bool `[num_weights]`.
     """
 
     num_left_out: keras.Variable
     was_finite: keras.Variable
+    gradient_norm: keras.Variable
     built: bool
+
+    def __init__(
+        self, *arguments: Any, keeps_norm: bool = False, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.keeps_norm = keeps_norm
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        return {**config, "keeps_norm": True} if self.keeps_norm else config
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Makes the slots, and what is kept of steps left out; only matrices decay."""
@@ -108,6 +126,10 @@ class ApplyIfFinite:
         self.was_finite = add(
             (len(variables),), initializer="ones", dtype="bool", name="was_finite"
         )
+        if self.keeps_norm:
+            self.gradient_norm = add(
+                (), initializer="zeros", dtype="float32", name="gradient_norm"
+            )
 
     def apply(
         self,
@@ -122,6 +144,9 @@ class ApplyIfFinite:
         )
         if trainable_variables is not None:
             self.build(trainable_variables)
+        if self.keeps_norm:
+            squares = [_squares(each) for each in grads if each is not None]
+            self.gradient_norm.assign(tf.sqrt(tf.add_n(squares)))
         each = [_is_finite(gradient) for gradient in grads]
         variables = trainable_variables or ()
         if len(each) > self.was_finite.shape[0]:  # Those of slices, weight by weight.
@@ -147,6 +172,12 @@ def _is_finite(gradient: Any) -> tf.Tensor:
     if isinstance(gradient, tf.IndexedSlices):
         gradient = gradient.values
     return tf.reduce_all(tf.math.is_finite(gradient))
+
+
+def _squares(gradient: Any) -> tf.Tensor:
+    # Rows of a table that several tokens have are added up first.
+    dense = tf.convert_to_tensor(gradient)
+    return tf.reduce_sum(tf.square(tf.cast(dense, tf.float32)))
 
 
 @functools.cache

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator
 
 from tfgpipe._compat import restore_stderr
-from tfgpipe_trainer.logs import report
+from tfgpipe_trainer.progress import report
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _QUIT = b"\0"

@@ -37,8 +37,10 @@ from tfgpipe_trainer.evaluate import (
     validated_part,
 )
 from tfgpipe_trainer.experiment import Experiment, output_names
-from tfgpipe_trainer.logs import Metrics, Progress
+from tfgpipe_trainer.measures import Measures
+from tfgpipe_trainer.progress import Progress
 from tfgpipe_trainer.stopping import Stopping
+from tfgpipe_trainer.writers import Metrics
 
 
 def build(
@@ -122,6 +124,19 @@ def train(
             could not be written.
         DivergedError: If a loss or a gradient is not finite.
     """
+    with contextlib.ExitStack() as stack:
+        _train(experiment, model, folder, checkpoints, stopping, options, stack)
+
+
+def _train(
+    experiment: Experiment,
+    model: tfgpipe.PipelinedModel,
+    folder: Path,
+    checkpoints: Checkpoints,
+    stopping: Stopping,
+    options: Options,
+    stack: contextlib.ExitStack,
+) -> None:
     experiment.check()
     coordinator = checkpoints.coordinator
     about = checkpoints.restore()
@@ -150,7 +165,14 @@ def train(
         part = validated_part(experiment)
     with run_dir.written_to(folder):
         text = hyperparams.to_text(experiment)
-        metrics = Metrics(folder, step=first_step, text=text)
+        metrics = Metrics(
+            folder,
+            step=first_step,
+            text=text,
+            title=options.name,
+            writers=experiment.training.writers,
+        )
+    stack.callback(metrics.close)
     if about:
         print(f"Going on from step {first_step}.", flush=True)
     else:
@@ -184,7 +206,12 @@ def train(
                     batch=lambda step: _batch(experiment, step),
                 ),
                 Logging(
-                    experiment, metrics, progress, run_state, first_step=first_step
+                    experiment,
+                    metrics,
+                    progress,
+                    run_state,
+                    Measures(experiment, model),
+                    first_step=first_step,
                 ),
                 checkpointing,
                 *profilers,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfgpipe_params.segmentation import shapes
-from tfgpipe_trainer.data import sources
+from tfgpipe_trainer import files
 from tfgpipe_trainer.data.images import Pictures
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
@@ -94,8 +94,8 @@ class Scenes(Pictures):
         theirs = "masks"
         if name == "validation_files" and self.validation_masks is not None:
             theirs = "validation_masks"
-        images = sources.matching_files(f"data.{name}", pattern, example="images/*.jpg")
-        masks = sources.matching_files(
+        images = files.matching_files(f"data.{name}", pattern, example="images/*.jpg")
+        masks = files.matching_files(
             f"data.{theirs}", str(getattr(self, theirs)), example="masks/*.png"
         )
         by_name = {path.stem: path for path in masks}

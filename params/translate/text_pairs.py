@@ -33,7 +33,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from tfgpipe_trainer.data import sources
+from tfgpipe_trainer import files
 from tfgpipe_trainer.data.sources import BadRecordError, BadRecords
 from tfgpipe_trainer.hyperparams import Hyperparams, field
 
@@ -197,7 +197,7 @@ class PairFiles(Pairs):
         Raises:
             HyperparameterError: If there is no file, or too many lines are none.
         """
-        paths = sources.matching_files("data.files", self.files, example="pairs/*.tsv")
+        paths = files.matching_files("data.files", self.files, example="pairs/*.tsv")
         bad = BadRecords(self.max_bad_records)
         return [pair for path in paths for pair in self._of_file(path, bad)]
 

@@ -1963,7 +1963,7 @@ TRAINER = (
     ),
     Fault(
         "the measurement at the step of a checkpoint is dropped",
-        "trainer/logs.py",
+        "trainer/writers.py",
         'if record["step"] <= step\n',
         'if record["step"] < step\n',
         (

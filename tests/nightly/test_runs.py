@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer import runs
-from tfgpipe_trainer.logs import Measurement, Progress
 from tfgpipe_trainer.main import main
+from tfgpipe_trainer.progress import Measurement, Progress
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.evaluate import evaluate, show_comparison
 from tfgpipe_trainer.experiment import Experiment, find
 from tfgpipe_trainer.hyperparams import HyperparameterError, override
-from tfgpipe_trainer.logs import read_metrics
 from tfgpipe_trainer.main import main
+from tfgpipe_trainer.writers import read_metrics
 
 SHORT = [
     "--set=training.num_steps=6",

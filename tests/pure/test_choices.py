@@ -32,13 +32,15 @@ OTHERS = {
     ("stage.options", "jit_compile", "auto"),
     # Of the trainer, formats of images and kinds of devices.
     ("data.images", "format", "auto"),
-    *((name, "device", "auto") for name in ("devices", "doctor", "main", "modes")),
+    *(
+        (name, "device", "auto")
+        for name in ("devices", "machine_checks", "main", "modes")
+    ),
     ("flags", "name", "auto"),
     # Of the trainer, which has "none" for None.
     ("config", "quantize", "none"),
     ("config", "transfer_dtype", "none"),
     ("data.images", "cache", "memory"),
-    ("models.amoebanet", "what", "none"),
 }
 
 # Keras' own attribute, the strategy that partitions computations, and an argument that

@@ -33,7 +33,7 @@ def _train(way: str, folder: Path, flags: list[str]) -> None:
     from tfgpipe_trainer import main
     from tfgpipe_trainer.data import image_examples
     from tfgpipe_trainer.hyperparams import HyperparameterError
-    from tfgpipe_trainer.logs import Measurement, Progress
+    from tfgpipe_trainer.progress import Measurement, Progress
 
     event, made = folder / f"{way}.event", itertools.count(1)
     take, show, failed = image_examples.ImageExamples.take, Progress.show, main._failed

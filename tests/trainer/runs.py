@@ -66,9 +66,12 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["loss"]) for r in records(folder) if "loss" in r]
 
 
+OF_THE_MACHINE = {"tokens_per_second", "flops_per_second", "mfu", "memory"}
+
+
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    """Returns all measurements but those of time."""
+    """Returns all measurements but those of time and of the machine."""
     return [
-        {name: value for name, value in record.items() if name != "tokens_per_second"}
+        {n: value for n, value in record.items() if n not in OF_THE_MACHINE}
         for record in records(folder)
     ]

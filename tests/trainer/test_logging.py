@@ -16,7 +16,8 @@ from tests.trainer import runs
 from tfgpipe_trainer.callbacks import Logging
 from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.config import Training
-from tfgpipe_trainer.logs import Metrics, Progress
+from tfgpipe_trainer.progress import Progress
+from tfgpipe_trainer.writers import Metrics
 
 
 class _Terminal(io.StringIO):
@@ -38,8 +39,11 @@ def _log(
     )
     folder.mkdir(exist_ok=True)
     metrics = Metrics(folder, step=first_step)
+    measures: Any = SimpleNamespace(begin=lambda: None, end=lambda seconds: {})
     with Progress(stream) as progress:
-        logging = Logging(experiment, metrics, progress, notes, first_step=first_step)
+        logging = Logging(
+            experiment, metrics, progress, notes, measures, first_step=first_step
+        )
         logging.set_model(SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.5)))
         for step, loss in enumerate(losses, first_step + 1):
             logging.on_train_batch_begin(step - first_step - 1)

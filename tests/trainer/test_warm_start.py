@@ -108,7 +108,10 @@ def test_weights_may_be_called_otherwise_there(trained) -> None:
             {"rename": ("=a/",)},
             r"warm_start\.rename: expected OLD=NEW, OLD the beg.*received '=a/'",
         ),
-        ({"path": "gs://b/run"}, r"^warm_start\.path: expected a path of this machine"),
+        (
+            {"path": "x://b/run"},
+            r"^warm_start\.path: expected a path of a scheme that fs",
+        ),
         ({"path": "none"}, r"warm_start\.path: expected the folder of a run, a step-"),
     ],
 )

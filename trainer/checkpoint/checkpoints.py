@@ -24,7 +24,7 @@ from tfgpipe_trainer.config import Saving
 from tfgpipe_trainer.errors import CheckpointError
 from tfgpipe_trainer.hosts import Coordinator
 from tfgpipe_trainer.hyperparams import HyperparameterError
-from tfgpipe_trainer.logs import report
+from tfgpipe_trainer.progress import report
 
 
 def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
@@ -213,7 +213,7 @@ class Checkpoints:
                         raise
             self._written = about.step
             for step in self._superfluous(about, keep=self._saving.keep):
-                store.remove(store.place(self._folder, step))
+                store.remove_step(self._folder, step)
         except Exception as error:  # Whatever it is, training is not to wait for it.
             reason = str(error).partition("\n")[0]
             report(
@@ -236,7 +236,7 @@ class Checkpoints:
             f"The disk has no room for the checkpoint of step {coming.step}: that of "
             f"step {going[0]} is removed for it."
         )
-        store.remove(store.place(self._folder, going[0]))
+        store.remove_step(self._folder, going[0])
         return True
 
     def _superfluous(self, newest: About, *, keep: int) -> list[int]:
@@ -246,7 +246,7 @@ class Checkpoints:
             newest: The last, be it written or not; it names the best.
             keep: Number of the last that stay.
         """
-        times = {newest.step: newest.time}
+        times = {newest.step: newest.time, **store.elsewhere(self._folder)}
         for step in store.steps(self._folder):
             # It is reported when it is needed.
             with contextlib.suppress(DamagedError, CheckpointError):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"step-(\d+)")
 _WRITING = ".writing-"
+_ELSEWHERE = "elsewhere.json"
 _PREFIX = "state"
 # No variable has a name that begins so.
 _ABOUT = "/about"
@@ -285,6 +286,27 @@ def _read_old_body(at: Path) -> dict[str, Any]:
     reader = tf.train.load_checkpoint(str(at / _PREFIX))
     dtypes = reader.get_variable_to_dtype_map()
     return {**body, "tensors": {name: dtypes[name].name for name in sorted(dtypes)}}
+
+
+def elsewhere(folder: Path) -> dict[int, float]:
+    """Returns the times, by step, of a remote run's checkpoints that are not here."""
+    path = folder / _ELSEWHERE
+    written = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return {int(step): time for step, time in written.items()}
+
+
+def write_elsewhere(folder: Path, times: Mapping[int, float]) -> None:
+    """Notes the checkpoints of a remote run that are not here, by step."""
+    if times or (folder / _ELSEWHERE).exists():
+        replace(folder / _ELSEWHERE, json.dumps(times))
+
+
+def remove_step(folder: Path, step: int) -> None:
+    """Removes the checkpoint of a step, here or elsewhere."""
+    remove(place(folder, step))
+    others = elsewhere(folder)
+    if others.pop(step, None) is not None:
+        write_elsewhere(folder, others)
 
 
 def remove(path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,11 +15,11 @@ import tensorflow as tf
 
 import tfgpipe
 from tfgpipe import quantization
-from tfgpipe_trainer import run_dir
+from tfgpipe_trainer import files, remote_run, run_dir
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import newest_whole
 from tfgpipe_trainer.config import WarmStart
-from tfgpipe_trainer.data import sources
+from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
@@ -33,9 +35,11 @@ def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:
     """
     if wanted.path is None:
         return
-    sources.check_local("warm_start.path", wanted.path)
     path = Path(wanted.path).expanduser()
-    found = _renamed(_read(path, model), wanted.rename)
+    with tempfile.TemporaryDirectory() as fetched:
+        if files.is_remote(wanted.path):
+            path = _fetched(wanted.path, Path(fetched))
+        found = _renamed(_read(path, model), wanted.rename)
     ours = {
         name: v
         for name, v in variable_names.weights(model).items()
@@ -105,6 +109,23 @@ def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]
             f"checkpoints, a .keras or a .weights.h5 file; received {str(path)!r}."
         )
     return _weights(newest)
+
+
+def _fetched(url: str, folder: Path) -> Path:
+    """Copies a file, a checkpoint or a run, with its newest checkpoint, to a folder."""
+    there: Any = files.to_path(url, name="warm_start.path")
+    target = folder / there.name
+    try:
+        if there.suffix in (".keras", ".h5") or re.fullmatch(r"step-\d+", there.name):
+            there.fs.get(there.path, str(target), recursive=True)
+        else:
+            remote_run.RemoteRun(url, target).fetch(all_steps=False)
+    except (OSError, UsageError) as error:
+        raise HyperparameterError(
+            f"warm_start.path: expected weights that can be read; received {url!r}: "
+            f"{error}"
+        ) from None
+    return target
 
 
 def _of_checkpoint(path: Path) -> Mapping[str, np.ndarray]:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tfgpipe_trainer.data import batches, sources, token_cache, tokenizers
+from tfgpipe_trainer import files
+from tfgpipe_trainer.data import batches, token_cache, tokenizers
 from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
@@ -141,7 +142,7 @@ class Corpus(Hyperparams):
 
         cut = f"packed {window}" if packed else "joined"
         return token_cache.encoded(
-            Path(f"{self.tokenizer}.tokens").expanduser(),
+            files.kept_beside(self.tokenizer, ".tokens"),
             read=lambda: self.parts(split) if packed else self.chunks(split),
             encode=encode,
             version=f"1 {cut} {tokenizer.version}",
@@ -167,9 +168,7 @@ class Corpus(Hyperparams):
             root = Path(sysconfig.get_path("stdlib"))
             below = sorted(path.relative_to(root) for path in root.rglob("*.py"))
             return [root / path for path in below if not _SKIPPED & set(path.parts)]
-        return sources.matching_files(
-            "data.files", self.files, example="texts/**/*.txt"
-        )
+        return files.matching_files("data.files", self.files, example="texts/**/*.txt")
 
 
 def _bytes(path: Path) -> bytes:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,7 +165,7 @@ def scan_records(path: Path) -> list[Place]:
     places: list[Place] = []
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            size = path.stat().st_size
             start = 0
             while start < size:
                 file.seek(start)
@@ -204,15 +203,12 @@ def read_record(path: Path, place: Place) -> bytes:
             "its length does not fit its check; what follows it is not read"
         )
     size = place.length + _CHECK.size
-    file = os.open(path, os.O_RDONLY)
-    try:
-        # A length that lies must not make room for more than there is.
-        left = os.fstat(file).st_size - place.start
-        if left < size:
-            raise BadRecordError("the file ends in the middle of it")
-        raw = os.pread(file, size, place.start)
-    finally:
-        os.close(file)
+    # A length that lies must not make room for more than there is.
+    if path.stat().st_size - place.start < size:
+        raise BadRecordError("the file ends in the middle of it")
+    with path.open("rb") as file:
+        file.seek(place.start)
+        raw = file.read(size)
     data, (check,) = raw[: place.length], _CHECK.unpack(raw[place.length :])
     if masked_crc32c(data) != check:
         raise BadRecordError("its data does not fit its check")

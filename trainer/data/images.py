@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from tfgpipe_trainer import files
 from tfgpipe_trainer.data import sources
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
@@ -288,9 +289,9 @@ class Images(Pictures):
 
 
 def _paths(name: str, pattern: str) -> list[Path]:
-    if os.path.isdir(os.path.expanduser(pattern)):
+    if files.to_path(pattern, name=f"data.{name}").is_dir():
         pattern = os.path.join(glob.escape(pattern), "*", "*")
-    return sources.matching_files(f"data.{name}", pattern, example="images/*/*.png")
+    return files.matching_files(f"data.{name}", pattern, example="images/*/*.png")
 
 
 def _arrays(path: Path, *, image_key: str, label_key: str) -> Source:
@@ -309,7 +310,7 @@ def _read_npz(
         HyperparameterError: If it has no such arrays.
     """
     try:
-        loaded = np.load(path)
+        loaded = np.load(path.open("rb"))
         if isinstance(loaded, np.ndarray):
             raise ValueError("it is one array of numpy.save; numpy.savez writes .npz")
         with loaded as arrays:

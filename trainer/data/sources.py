@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import abc
 import bisect
-import contextlib
 import fcntl
-import functools
-import glob
 import itertools
 import json
 import os
@@ -22,97 +19,13 @@ import tempfile
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfgpipe_trainer.hyperparams import HyperparameterError
-
-
-def is_remote(path: str) -> bool:
-    """Returns whether a path is of another machine, such as `gs://bucket/folder`."""
-    return re.match("[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
-
-
-def check_local(name: str, path: str) -> None:
-    """Refuses a path of another machine, which would be taken for a folder here.
-
-    Args:
-        name: The hyperparameter that has it, which the error names.
-        path: The path, or a glob.
-
-    Raises:
-        HyperparameterError: If it is one.
-    """
-    if is_remote(path):
-        raise HyperparameterError(
-            f"{name}: expected a path of this machine; received {path!r}. Mount it, or "
-            "copy it here."
-        )
-
-
-def matching_files(name: str, pattern: str, *, example: str) -> list[Path]:
-    """Returns the files that a glob matches, in the order of their names.
-
-    Args:
-        name: The hyperparameter that says it, which errors name.
-        pattern: The glob; `~` is the home directory, `**` any folders, among them
-            links. A file that is found by several paths counts once.
-        example: A glob that an error shows.
-
-    Raises:
-        HyperparameterError: If there is none.
-    """
-    check_local(name, pattern)
-    real = functools.cache(os.path.realpath)
-    found: dict[tuple[str, str], Path] = {}
-    for path in sorted(_expanded(os.path.expanduser(pattern))):
-        if os.path.isfile(path):
-            folder, name_there = os.path.split(path)
-            found.setdefault((real(folder or "."), name_there), Path(path))
-    if not found:
-        raise HyperparameterError(
-            f"{name}: expected a glob that matches files, such as {example!r}; "
-            f"received {pattern!r}, which matches none."
-        )
-    return list(found.values())
-
-
-def _expanded(pattern: str) -> Iterator[str]:
-    """Yields the paths that a glob matches; `glob` follows circles of links in `**`."""
-    anywhere = re.search(r"(?<![^/])\*\*(?:/+|$)", pattern)
-    if anywhere is None:
-        yield from glob.iglob(pattern)
-        return
-    head, rest = pattern[: anywhere.start()], pattern[anywhere.end() :] or "*"
-    for root in glob.iglob(head) if head else [""]:
-        for folder in _folders(root):
-            yield from _expanded(os.path.join(glob.escape(folder), rest))
-
-
-def _folders(root: str) -> Iterator[str]:
-    """Yields a folder and those below it, each once, but those that are hidden.
-
-    A link that leads above the first folder is not followed.
-    """
-    top = os.path.realpath(root or ".")
-    folders, links, seen = [root], list[str](), set[str]()
-    while folders or links:
-        folder = folders.pop() if folders else links.pop()  # By a link only at last.
-        real = os.path.realpath(folder or ".")
-        above = real != top and f"{top}/".startswith(f"{real.rstrip('/')}/")
-        if above or real in seen:
-            continue
-        seen.add(real)
-        yield folder
-        with contextlib.suppress(OSError):  # What nobody may read matches nothing.
-            for name in sorted(os.listdir(folder or "."), reverse=True):
-                path = os.path.join(folder, name)
-                if not name.startswith(".") and os.path.isdir(path):
-                    (links if os.path.islink(path) else folders).append(path)
-
 
 _NAMED = 10
 

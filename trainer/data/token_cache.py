@@ -92,7 +92,7 @@ def _write(
     folder: Path, arrays: Iterable[np.ndarray], parts: _Hashed, dtype: np.dtype
 ) -> Path:
     """Writes a file beside its place, then renames it there; returns it."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     # Hosts may share the folder.
     aside = folder / f"{socket.gethostname()}-{os.getpid()}.writing"
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tfgpipe_trainer import files
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.data import tokenizers
 from tfgpipe_trainer.data.corpus import Corpus
@@ -28,6 +29,11 @@ def write(corpus: Corpus) -> str:
         raise HyperparameterError(
             "data.tokenizer: expected the file to write, such as words.json or "
             "words.model; received None."
+        )
+    if files.is_remote(name):
+        raise HyperparameterError(
+            "data.tokenizer: expected a file of this machine to write; received "
+            f"{name!r}. Copy it there afterwards."
         )
     path = Path(name).expanduser()
     if path.exists():

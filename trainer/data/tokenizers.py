@@ -25,6 +25,7 @@ from types import ModuleType
 
 import numpy as np
 
+from tfgpipe_trainer import files
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 # By suffix of the file; as in setup.py.
@@ -174,7 +175,7 @@ def digest(name: str) -> str:
 
 def _read(name: str) -> bytes:
     try:
-        return Path(name).expanduser().read_bytes()
+        return files.to_path(name, name="data.tokenizer").read_bytes()
     except OSError as error:
         raise HyperparameterError(
             "data.tokenizer: expected a file that can be read; received "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfgpipe_trainer import files
 from tfgpipe_trainer.config import Evaluation, Pipelining
 from tfgpipe_trainer.data import tokenizer_training, tokenizers
 from tfgpipe_trainer.data.batches import HostShard
@@ -45,7 +46,8 @@ class Sampling(Hyperparams):
         if self.prompts is None:
             return [self.prompt]
         try:
-            text = Path(self.prompts).expanduser().read_text(encoding="utf-8")
+            path = files.to_path(self.prompts, name="sampling.prompts")
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             raise HyperparameterError(
                 "sampling.prompts: expected a text file that can be read; received "

@@ -67,8 +67,7 @@ def test_a_checkpoint_is_a_number_of_digits(checkpoint: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--params=lm.Tiny", "--logdir=gs://bucket/run"],
-        ["--mode=eval", "--logdir=s3://bucket/run"],
+        ["--mode=eval", "--follow", "--logdir=s3://bucket/run"],
         ["--mode=diff", "lm.Tiny", "hdfs://host/run"],
     ],
 )
@@ -80,7 +79,7 @@ def test_a_folder_of_another_machine_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["trainer", *flags]) == 1
-    assert "Expected a folder of this machine; received " in capsys.readouterr().err
+    assert "Expected a folder of this machine for --" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -89,15 +88,6 @@ def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse(["trainer", "--logdir=~/run"]).logdir == "/home/me/run"
     compared = parse(["trainer", "--mode=diff", "lm.Tiny", "~/run"]).compared
     assert compared == ("lm.Tiny", "/home/me/run")
-
-
-def test_files_of_another_machine_are_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tokenizer = ["--mode=tokenizer", "--set=data.tokenizer=none.json"]
-    files = "--set=data.files=gs://bucket/*.txt"
-    assert main(["trainer", "--params=lm.Tiny", *tokenizer, files]) == 2
-    assert "data.files: expected a path of this machine" in capsys.readouterr().err
 
 
 def test_a_value_that_python_cannot_parse_for_its_depth_is_refused(

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfgpipe_trainer import files
 from tfgpipe_trainer.data import sources
 from tfgpipe_trainer.data.formats import Tfds
 from tfgpipe_trainer.data.sources import BadRecordError
@@ -50,7 +51,7 @@ def test_what_are_no_pixels_is_refused(wrong: np.ndarray) -> None:
 
 
 def _matches(pattern: str) -> list[str]:
-    paths = sources.matching_files("data.files", pattern, example="*.txt")
+    paths = files.matching_files("data.files", pattern, example="*.txt")
     return [str(path) for path in paths]
 
 

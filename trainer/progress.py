@@ -1,0 +1,148 @@
+"""What one sees while a run trains: a live line, or plain lines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+
+# Characters of the bar in the live line.
+_BAR = 12
+# Seconds from one state of the live line to the next.
+_REFRESH = 0.1
+
+
+def report(text: str) -> None:
+    """Prints a problem on stderr, which may be closed."""
+    with contextlib.suppress(OSError):
+        print(f"\n{text}", file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The run after `step` of `num_steps` steps.
+
+    Attributes:
+        step: The step, counted from 1.
+        num_steps: Steps of the run.
+        loss: The loss to show.
+        metrics: Other metrics to show, by name.
+        learning_rate: Learning rate of the step.
+        tokens_per_second: Rate of training, in `unit`s.
+        seconds_left: Time until the last step.
+        unit: The unit that a loss is a mean over, such as a byte.
+        memory: Memory in use, such as `"GPU:1 3.4 GiB"`; empty: not known.
+    """
+
+    step: int
+    num_steps: int
+    loss: float
+    learning_rate: float
+    tokens_per_second: float
+    seconds_left: float
+    unit: str
+    memory: str = ""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self._joined(f"learning rate {self.learning_rate:.2e}")
+
+    @property
+    def short(self) -> str:
+        """The live line: all but the learning rate."""
+        return self._joined()
+
+    def _joined(self, *more: str) -> str:
+        left = datetime.timedelta(seconds=round(self.seconds_left))
+        parts = (
+            f"step {self.step:{len(str(self.num_steps))}}/{self.num_steps}",
+            f"loss {self.loss:.4f}",
+            *(f"{name} {value:.4f}" for name, value in self.metrics.items()),
+            *more,
+            f"{self.tokens_per_second:,.0f} {self.unit}s/s",
+            f"{left} left",
+            self.memory,
+        )
+        return "  ".join(filter(None, parts))
+
+
+class Progress:
+    """Shows measurements on a stream: a terminal has a live line, all else plain lines.
+
+    What is printed on stdout meanwhile appears above the live line. The cursor stays
+    visible and nothing of the terminal's settings is changed, so a process that is
+    killed leaves it as it was. Use as a context: at its end the line stays as it is.
+
+    Args:
+        stream: The stream to write to.
+        seconds: Seconds between plain lines.
+
+    Attributes:
+        is_live: True if there is a live line.
+    """
+
+    def __init__(self, stream: TextIO, *, seconds: float = 0.0) -> None:
+        self._stream = stream
+        is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+        self.is_live = stream.isatty() and not is_dumb
+        self._seconds = _REFRESH if self.is_live else seconds
+        self._live: Live | None = None
+        self._shown_at = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    @property
+    def is_due(self) -> bool:
+        """True if the last line is old enough for another, or to be replaced."""
+        return time.monotonic() >= self._shown_at + self._seconds
+
+    def show(self, measurement: Measurement) -> None:
+        """Replaces the live line, or writes one."""
+        self._shown_at = time.monotonic()
+        if not self.is_live:
+            print(measurement, file=self._stream, flush=True)
+            return
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 1))
+        line.add_row(
+            ProgressBar(measurement.num_steps, measurement.step, width=_BAR),
+            Text(measurement.short, no_wrap=True, overflow="crop"),
+        )
+        if self._live is None:
+            self._live = self._started()
+        self._live.update(line, refresh=True)
+
+    def _started(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+
+        live = Live(
+            console=Console(file=self._stream),
+            # No thread draws: processes are forked, and a line is drawn after steps.
+            auto_refresh=False,
+            # Others overwrite the line that the cursor is in, as of stages traced.
+            redirect_stderr=False,
+        )
+        live.start()
+        # A process that is killed would leave it hidden.
+        live.console.show_cursor(True)
+        return live
