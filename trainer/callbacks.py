@@ -3,6 +3,7 @@
 Logging         loss and rate, on the screen and in `metrics.jsonl`
 Finiteness      what to do at a loss or gradient that is not finite
 Checkpointing   checkpoints, evaluations, and when the run is over
+Timing          the clock of the run: goodput, heartbeat, watchdog
 Profile         TensorFlow's profile of some steps, for TensorBoard
 """
 
@@ -28,6 +29,7 @@ from tfgpipe_trainer.checkpoint.store import Checkpoint
 from tfgpipe_trainer.config import Training
 from tfgpipe_trainer.errors import DivergedError
 from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.goodput import SAVING, Clock
 from tfgpipe_trainer.measures import Measures
 from tfgpipe_trainer.optimizers import ApplyIfFinite
 from tfgpipe_trainer.progress import Measurement, Progress
@@ -361,6 +363,7 @@ class Checkpointing(StepCallback):
         run_state: The state of the run besides its variables.
         stopping: Requests to end the run.
         evaluate: Measures the model after a step, or None to train alone.
+        clock: Clock of the run, to book the time of copies.
         first_step: Steps that were done before.
         outputs: The names of the model's outputs, if there are several.
     """
@@ -372,6 +375,7 @@ class Checkpointing(StepCallback):
         run_state: RunState,
         stopping: Stopping,
         evaluate: Evaluate | None,
+        clock: Clock,
         *,
         first_step: int,
         outputs: Sequence[str] = (),
@@ -386,6 +390,7 @@ class Checkpointing(StepCallback):
         self._run_state = run_state
         self._stopping = stopping
         self._evaluate = evaluate
+        self._clock = clock
         self._saved_at = time.monotonic()
         self._copy: Checkpoint | None = None
 
@@ -411,7 +416,8 @@ class Checkpointing(StepCallback):
         ends = self._is_over or asked or step == self._num_steps
         is_due = is_late or step % self._saving.checkpoint_steps == 0
         if ends or is_due or self._run_state.best_step == step:
-            self._copy = self._checkpoints.copy(step, self._run_state.written())
+            with self._clock.use(SAVING):
+                self._copy = self._checkpoints.copy(step, self._run_state.written())
             self._saved_at = time.monotonic()
         if ends:
             self._hand_over()
@@ -424,7 +430,8 @@ class Checkpointing(StepCallback):
     def _hand_over(self) -> None:
         """Writes the last copy."""
         if self._copy is not None:
-            self._checkpoints.save(self._copy)
+            with self._clock.use(SAVING):
+                self._checkpoints.save(self._copy)
             self._copy = None
 
     @property
@@ -452,6 +459,27 @@ class Checkpointing(StepCallback):
                 f"{run_state.best_step}.",
                 flush=True,
             )
+
+
+class Timing(StepCallback):
+    """Tells the clock of steps.
+
+    Args:
+        clock: Clock of the run.
+        first_step: Steps that were done before.
+    """
+
+    def __init__(self, clock: Clock, *, first_step: int) -> None:
+        super().__init__(first_step=first_step)
+        self._clock = clock
+
+    def begin(self, step: int) -> None:
+        """Begins a step."""
+        self._clock.begin(step)
+
+    def end(self, step: int, loss: float) -> None:
+        """Ends a step, as the last of the callbacks."""
+        self._clock.end(step)
 
 
 class Profile(StepCallback):

@@ -234,6 +234,11 @@ class Training(Hyperparams):
     max_skips: int = field(
         default=10, at_least=0, help="Maximum number of skipped steps."
     )
+    watchdog_minutes: float | None = field(
+        default=None,
+        at_least=0.01,
+        help="Minutes without a step until the run ends, status 75; None: never.",
+    )
     export: bool = field(
         default=False, help="Export the model at the end, as --mode=export does."
     )

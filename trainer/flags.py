@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ _OF_CHECKPOINTS = MODES[2:5]
 _COMPUTING = (*_TRAINING, *_OF_CHECKPOINTS, "benchmark", "inspect")
 # The modes in which a flag means something; --params and --logdir do in all.
 _MODES_OF = {
+    "sweep": _TRAINING,
+    "sweep_index": _TRAINING,
     "set": tuple(mode for mode in MODES if mode not in ("diff", "template")),
     "checkpoint": _OF_CHECKPOINTS,
     "follow": ("eval",),
@@ -55,6 +58,7 @@ _MODES_OF = {
 }
 _EXCLUDED_BY = {
     "follow": ("checkpoint",),
+    "sweep": ("dry_run", "hosts", "cluster"),
     "dry_run": ("trace_steps", "profile_steps", "allow_changes"),
 }
 
@@ -77,7 +81,7 @@ Trains an experiment: python -m trainer --params=NAME
   --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
   --hosts=HOST:PORT,... --host=I  one replica on each host; this is the I-th
   --device=cpu    train on the CPU; inspect for another: --device=h100-80g
-  --help          print this
+  --sweep=A.B=X,Y  a run for each value;  --sweep_index=I  the I-th alone
 Exit status
   0  done                       3  diverged: loss or gradient not finite
   1  a crash, or wrong flags    42  stopped by a signal, all saved: start again
@@ -94,6 +98,8 @@ class Flags:
     logdir: str
     mode: str
     set: list[str]
+    sweep: list[str]
+    sweep_index: int | None
     checkpoint: str
     follow: bool
     dry_run: bool
@@ -108,6 +114,7 @@ class Flags:
     profile_steps: tuple[int, int] | None
     help: bool
     compared: tuple[str, ...] = ()
+    started: float = dataclasses.field(default_factory=time.time)
 
 
 def program() -> str:
@@ -122,7 +129,8 @@ def define() -> absl.flags.FlagValues:
     flags.set_gnu_getopt(True)
     # `HELP` says what they mean.
     absl.flags.DEFINE_enum("mode", MODES[0], MODES, None, flag_values=flags)
-    absl.flags.DEFINE_multi_string("set", [], None, flag_values=flags)
+    for name in ("set", "sweep"):
+        absl.flags.DEFINE_multi_string(name, [], None, flag_values=flags)
     # The supervisor, `python -m tfgpipe.cluster launch`, says it in the environment.
     cluster = os.environ.get(WORKERS_VARIABLE, "")
     names = ("params", "logdir", "tpu", "tpu_zone", "hosts")
@@ -130,7 +138,8 @@ def define() -> absl.flags.FlagValues:
     texts.update(checkpoint="latest", device="auto")
     for name, default in texts.items():
         absl.flags.DEFINE_string(name, default, None, flag_values=flags)
-    absl.flags.DEFINE_integer("host", None, None, flag_values=flags)
+    for name in ("host", "sweep_index"):
+        absl.flags.DEFINE_integer(name, None, None, flag_values=flags)
     for name in ("trace_steps", "profile_steps"):
         absl.flags.DEFINE_list(name, [], None, flag_values=flags)
     for name in ("follow", "dry_run", "allow_changes"):
@@ -169,6 +178,8 @@ def parse(argv: Sequence[str]) -> Flags:
                 f"Expected a folder of this machine for {what}; received {path!r}. "
                 "Copy it here."
             )
+    if values["sweep_index"].present and not values["sweep"].value:
+        raise UsageError("Expected --sweep=NAME=VALUE,VALUE with --sweep_index=I.")
     if values["tpu_zone"].value and not values["tpu"].value:
         raise UsageError("Expected --tpu=NAME, which --tpu_zone=ZONE is the zone of.")
     if values["device"].value == "cpu" and (

@@ -10,7 +10,9 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import absl.flags
 
 from tfgpipe import cluster
 from tfgpipe._util import report_crash
@@ -29,7 +31,7 @@ from tfgpipe_trainer.experiment import (
     known_experiments,
 )
 from tfgpipe_trainer.files import is_remote
-from tfgpipe_trainer.flags import HELP, PROGRAM, Flags, parse, program
+from tfgpipe_trainer.flags import HELP, PROGRAM, Flags, define, parse, program
 from tfgpipe_trainer.hosts import Hosts
 from tfgpipe_trainer.hyperparams import HyperparameterError
 from tfgpipe_trainer.listing import listing
@@ -70,7 +72,7 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
         elif flags.mode == "doctor":
             return _doctor(flags)
         else:
-            _run(flags, signals)
+            return _run(flags, signals, argv)
     except UsageError as error:
         return _failed(1, f"{error}\nTry `{program()} --help`.")
     except HyperparameterError as error:
@@ -103,24 +105,68 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
     return 0
 
 
-def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
+def _run(flags: Flags, signals: contextlib.ExitStack, argv: Sequence[str]) -> int:
     if flags.mode == "diff":
         print(_diff(flags.compared, named=flags.params))
-        return
+        return 0
     if flags.mode == "template":
         _show(inspect.getsource(importlib.import_module(f"{PARAMS}.template")))
-        return
+        return 0
     run_hosts = hosts.find_hosts(flags.hosts, flags.host)
     _check_mode(run_hosts, flags)
     # Of several hosts each may have another working directory.
     usual = not flags.logdir and run_hosts.count == 1 and bool(flags.params)
     if usual and flags.mode in (*_TRAINING, *_OF_CHECKPOINTS):
         flags = dataclasses.replace(flags, logdir=str(Path("runs", flags.params)))
+    if flags.sweep:
+        return _sweep(flags, argv)
     with contextlib.ExitStack() as stack:
         if is_remote(flags.logdir):
             folder = stack.enter_context(_copy_of_run(flags, run_hosts))
             flags = dataclasses.replace(flags, logdir=str(folder))
         _run_in(flags, run_hosts, signals, shows_folder=usual)
+    return 0
+
+
+def _sweep(flags: Flags, argv: Sequence[str]) -> int:
+    """Makes the runs of a sweep, each by the same command line but for its values."""
+    from tfgpipe_trainer import sweep
+
+    own = ("sweep", "sweep_index", "logdir")
+    values = define()
+    values(argv)
+    kept = [
+        f"--{name}={value}"
+        for name in values
+        if name not in own and values[name].present
+        for value in _given(values[name])
+    ]
+    return sweep.run(
+        _experiment_of(flags),
+        flags.sweep,
+        logdir=flags.logdir,
+        index=flags.sweep_index,
+        arguments=kept,
+    )
+
+
+def _given(flag: absl.flags.Flag) -> list[Any]:
+    """Returns the values of a flag, one for each time that it is given."""
+    if not isinstance(flag.value, list):
+        return [flag.value]
+    is_multi = isinstance(flag, absl.flags.MultiFlag)
+    return flag.value if is_multi else [",".join(flag.value)]
+
+
+def _experiment_of(flags: Flags) -> Experiment:
+    """Returns the experiment of --params, changed by --set.
+
+    Raises:
+        UsageError: If there is no --params.
+    """
+    if not flags.params:
+        raise UsageError(f"Expected --params=NAME, one of {known_experiments()}.")
+    return hyperparams.override(find(flags.params)(), flags.set)
 
 
 def _copy_of_run(
@@ -142,10 +188,8 @@ def _run_in(
     """Runs a mode, the run's folder being one of this machine."""
     if flags.mode in _OF_CHECKPOINTS:
         flags, experiment = _of_run(flags)
-    elif flags.params:
-        experiment = hyperparams.override(find(flags.params)(), flags.set)
     else:
-        raise UsageError(f"Expected --params=NAME, one of {known_experiments()}.")
+        experiment = _experiment_of(flags)
     if flags.mode == "describe":
         text = hyperparams.describe(experiment)
         _show(f"{flags.params}: {inspect.getdoc(experiment)}\n\n{text}")

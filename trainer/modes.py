@@ -77,6 +77,7 @@ def _run(
             evaluates=flags.mode == "train_and_eval",
             trace_steps=flags.trace_steps,
             profile_steps=flags.profile_steps,
+            started=flags.started,
         )
         place = run_dir.checkpoints(folder)
         saved = Checkpoints(place, model, experiment.saving, Coordinator(model, hosts))

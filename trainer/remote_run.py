@@ -323,8 +323,9 @@ class RemoteRun:
             except UsageError:
                 raise
             except Exception as error:  # Drivers have errors of their own.
-                lasting = isinstance(error, FileNotFoundError | PermissionError)
-                if lasting or attempt == _ATTEMPTS - 1:
+                # A checkpoint may be gone as it is fetched, and a newer one there.
+                most = 2 if isinstance(error, FileNotFoundError) else _ATTEMPTS
+                if isinstance(error, PermissionError) or attempt == most - 1:
                     raise UsageError(
                         "Expected a --logdir that can be read and written; "
                         f"{self.url} cannot: {_reason(error)}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,13 @@ from tfgpipe_trainer import (
     loss_plot,
     run_dir,
 )
-from tfgpipe_trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
+from tfgpipe_trainer.callbacks import (
+    Checkpointing,
+    Finiteness,
+    Logging,
+    Profile,
+    Timing,
+)
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
 from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.checkpoint.warm_start import warm_start
@@ -37,6 +44,7 @@ from tfgpipe_trainer.evaluate import (
     validated_part,
 )
 from tfgpipe_trainer.experiment import Experiment, output_names
+from tfgpipe_trainer.goodput import EVALUATION, Clock
 from tfgpipe_trainer.measures import Measures
 from tfgpipe_trainer.progress import Progress
 from tfgpipe_trainer.stopping import Stopping
@@ -92,12 +100,14 @@ class Options:
         evaluates: True to evaluate, during the run and after it.
         trace_steps: The first and the last step to time devices in, if any.
         profile_steps: The first and the last step to profile, if any.
+        started: The time at which the process has begun, in seconds since 1970.
     """
 
     name: str
     evaluates: bool = True
     trace_steps: tuple[int, int] | None = None
     profile_steps: tuple[int, int] | None = None
+    started: float = dataclasses.field(default_factory=time.time)
 
 
 def train(
@@ -178,9 +188,18 @@ def _train(
     else:
         warm_start(experiment.warm_start, model)
 
+    clock = Clock(
+        folder,
+        started=options.started,
+        first_step=first_step,
+        num_steps=experiment.training.num_steps,
+        minutes=experiment.training.watchdog_minutes,
+    )
+
     def measure(step: int) -> Mapping[str, float]:
         assert validation is not None  # Nobody evaluates without.
-        measured = _measured(model, loss, validation)
+        with clock.use(EVALUATION):
+            measured = _measured(model, loss, validation)
         metrics.write_validation(step, measured)
         print(f"step {step}: {line(measured, part)}", flush=True)
         return measured
@@ -194,6 +213,7 @@ def _train(
             run_state,
             stopping,
             measure if options.evaluates else None,
+            clock,
             first_step=first_step,
             outputs=output_names(model.unpipelined()),
         )
@@ -215,12 +235,13 @@ def _train(
                 ),
                 checkpointing,
                 *profilers,
+                Timing(clock, first_step=first_step),
             ]
             failed = example_checks.explained(
                 model, loss, lambda: [_batch(experiment, checkpointing.step)]
             )
             try:
-                with failed:
+                with failed, clock.watched():
                     model.fit(training, callbacks=callbacks, shuffle=False, verbose=0)
             finally:
                 checkpoints.wait()
@@ -231,6 +252,7 @@ def _train(
             )
         for each in profilers:
             print(each.summary(), flush=True)
+        print(f"\n{clock}", flush=True)
     checkpoints.check()
     if stopping.agreed:
         stopping.settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -14,7 +15,8 @@ if __name__ == "__main__":
     real = callbacks.Logging.end
 
     def end(self: Any, step: int, loss: float) -> None:
-        time.sleep(0.3)
+        if step > int(os.environ.get("STEPS_BEFORE", "0")):
+            time.sleep(float(os.environ.get("STEP_SECONDS", "0.3")))
         real(self, step, loss)
 
     callbacks.Logging.end = end  # type: ignore[method-assign]

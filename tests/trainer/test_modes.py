@@ -420,6 +420,7 @@ def _compared(
         notes,
         Stopping(status=0),
         lambda step: {name: next(measured)},
+        mock.MagicMock(),
         first_step=0,
     )
     for step in range(1, len(values) + 1):
