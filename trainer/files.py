@@ -40,6 +40,8 @@ def to_path(path: str, *, name: str) -> Path:
 
     try:
         found: Any = UPath(path)
+        if not found.protocol:  # `x://` is taken for a drive of Windows.
+            raise ValueError("it has no scheme of two letters or more")
         found.fs  # noqa: B018  # It is made when it is asked for.
     except (ImportError, ValueError) as error:
         raise HyperparameterError(no_driver(name, path, error)) from None

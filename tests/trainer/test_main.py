@@ -203,6 +203,8 @@ def test_a_run_leaves_all_it_should(
         "checkpoints",
         "curves",
         "decode",
+        "goodput.jsonl",
+        "heartbeat.json",
         "lock",
         "losses.png",
         "metrics.jsonl",
@@ -216,7 +218,9 @@ def test_a_run_leaves_all_it_should(
 
     four, eight, validation = runs.records(folder)
     assert (four["step"], eight["step"], validation["step"]) == (4, 8, 8)
-    assert four.keys() == {"step", "loss", "learning_rate", "tokens_per_second"}
+    of_work = {"bubble", "flops_per_second", "memory"}
+    usual = {"step", "loss", "learning_rate", "tokens_per_second"}
+    assert four.keys() == usual | of_work
     table = comparison(
         {"loss": validation["validation_loss"]},
         {"bigram": validation["validation_bigram"]},

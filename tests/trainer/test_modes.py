@@ -21,7 +21,7 @@ from tfgpipe_params.parallelism import Alone as Classifier
 from tfgpipe_trainer.callbacks import Checkpointing
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.run_state import RunState
-from tfgpipe_trainer.config import Evaluation, Pipelining
+from tfgpipe_trainer.config import Evaluation, Pipelining, Training
 from tfgpipe_trainer.errors import CheckpointError
 from tfgpipe_trainer.evaluate import evaluate_each, validated_part
 from tfgpipe_trainer.experiment import Experiment, Split, output_names
@@ -123,7 +123,7 @@ def test_following_evaluates_each_until_the_run_ends(trained, capsys) -> None:
 def test_following_a_run_that_dies_before_its_first_checkpoint_ends(
     tmp_path: Path,
 ) -> None:
-    experiment = mock.Mock(evaluation=Evaluation())
+    experiment = mock.Mock(evaluation=Evaluation(), training=Training())
     with pytest.raises(CheckpointError, match="the run there has ended before its fir"):
         evaluate_each(experiment, mock.Mock(), tmp_path)
 

@@ -109,6 +109,7 @@ def test_a_run_there_is_that_of_a_folder_here(
     assert f"{URL} is copied from {tmp_path / 'cache'}" in capsys.readouterr().out
     assert losses_there() == whole
     kept = {"params.txt", "metrics.jsonl", "losses.png", "decode/predictions.csv"}
+    kept |= {"goodput.jsonl", "heartbeat.json"}
     there = {name for name in held() if not name.startswith("curves/")}
     assert there == kept | checkpoints(4, 6, 8)
 
