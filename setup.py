@@ -112,6 +112,7 @@ setup(
             *DOCS,
             "alembic>=1.13",
             "build>=1.2",
+            "datasets>=3,<6",
             "flask>=3,<4",
             "flask-cors>=5,<7",
             "google-crc32c>=1.7,<2",
@@ -124,6 +125,7 @@ setup(
             "moto[s3]>=5.1,<6",
             "mypy>=1.11",
             "nbclient>=0.10,<1",
+            "pyarrow>=17",
             "pytest>=8.2",
             "pytest-xdist>=3.5",
             # Its format changes between minor releases.

@@ -12,9 +12,14 @@ config       the groups of hyperparameters that every experiment has
 hyperparams  hyperparameter classes that text can override
 train        a run: from its last checkpoint, if there is one, to its last step
 callbacks    what happens between its steps
-logs         what one sees of it: a live line, `metrics.jsonl`, TensorBoard
+progress     what one sees of it: a live line, or plain lines
+measures     FLOPs, memory and norms of a step
+writers      where measurements go: `metrics.jsonl`, TensorBoard, W&B, MLflow
+goodput      where its time goes; a heartbeat, a watchdog
 loss_plot    the picture of its losses
 evaluate     what a trained model measures, and what it makes of new data
+evaluators   further evaluations, by name
+sweep        a run for each of some values
 export       the files of a trained model, and how accurate each of them is
 tools        a benchmark, and one step on zeros
 plan         the fastest configurations on other machines
@@ -22,7 +27,9 @@ optimizers   schedules and optimizers that Keras does not have
 devices      a device for each stage
 hosts        hosts that train together
 stopping     signals that ask a run to end
+files        paths of this machine and of others
 run_dir      the folder of a run, its hyperparameters and its lock
+remote_run   a run's folder on another machine
 errors       what ends a run
 checkpoint/  checkpoints, their files, the names in them, warm starts
 data/        text, images and pairs of texts, as batches

@@ -3,6 +3,7 @@
 Logging         loss and rate, on the screen and in `metrics.jsonl`
 Finiteness      what to do at a loss or gradient that is not finite
 Checkpointing   checkpoints, evaluations, and when the run is over
+Evaluators      further evaluations, each at its own steps
 Timing          the clock of the run: goodput, heartbeat, watchdog
 Profile         TensorFlow's profile of some steps, for TensorBoard
 """
@@ -28,6 +29,7 @@ from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.checkpoint.store import Checkpoint
 from tfgpipe_trainer.config import Training
 from tfgpipe_trainer.errors import DivergedError
+from tfgpipe_trainer.evaluators import Evaluator
 from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.goodput import SAVING, Clock
 from tfgpipe_trainer.measures import Measures
@@ -459,6 +461,33 @@ class Checkpointing(StepCallback):
                 f"{run_state.best_step}.",
                 flush=True,
             )
+
+
+class Evaluators(StepCallback):
+    """Makes evaluations that are due.
+
+    Args:
+        evaluate: Makes the evaluations of some names after a step.
+        evaluators: The evaluations, by name.
+        first_step: Steps that were done before.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[Sequence[str], int], None],
+        evaluators: Mapping[str, Evaluator],
+        *,
+        first_step: int,
+    ) -> None:
+        super().__init__(first_step=first_step)
+        self._evaluate = evaluate
+        self._evaluators = evaluators
+
+    def end(self, step: int, loss: float) -> None:
+        """Makes those of a step."""
+        due = [name for name, each in self._evaluators.items() if each.is_due(step)]
+        if due:
+            self._evaluate(due, step)
 
 
 class Timing(StepCallback):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     import tfgpipe
     from tfgpipe.quantization import QuantizeConfig
+    from tfgpipe_trainer.evaluators import Evaluator
 
 
 Split = Literal["train", "validation"]
@@ -83,6 +84,10 @@ class Experiment(Hyperparams, abc.ABC):
     def metrics(self) -> list[keras.metrics.Metric]:
         """Returns the metrics beside the loss."""
         return []
+
+    def evaluators(self) -> Mapping[str, Evaluator]:
+        """Returns further evaluations, by name, beside that of the validation split."""
+        return {}
 
     def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
         """Returns the quantization of the experiment's own layers, by class."""

@@ -79,8 +79,7 @@ class Clock:
 
     def end(self, step: int) -> None:
         """Notes that a step has ended."""
-        first = step == self._row["first_step"] + 1
-        self._book(FIRST_STEP if first else STEPS)
+        self._book(self._step_name())
         self._row["step"] = step
         self._since = time.monotonic()
         if time.monotonic() - self._written >= _BEAT_SECONDS:
@@ -90,12 +89,16 @@ class Clock:
     def use(self, name: str) -> Iterator[None]:
         """Books the time inside, which the watchdog does not count."""
         since, self._since = self._since, None
-        self._book(STEPS)
+        self._book(self._step_name())
         try:
             yield
         finally:
             self._book(name)
             self._since = since and time.monotonic()
+
+    def _step_name(self) -> str:
+        is_first = self._row["step"] == self._row["first_step"]
+        return FIRST_STEP if is_first else STEPS
 
     def _book(self, name: str) -> None:
         now = time.monotonic()

@@ -73,6 +73,12 @@ def _is_dict(found: Any, is_value: Callable[[Any], bool] = lambda _: True) -> bo
     return isinstance(found, Mapping) and all(map(is_value, found.values()))
 
 
+def _is_evaluator(found: Any) -> bool:
+    from tfgpipe_trainer.evaluators import Evaluator
+
+    return isinstance(found, Evaluator)
+
+
 def _is_number(found: Any) -> bool:
     return isinstance(found, numbers.Real)
 
@@ -83,6 +89,9 @@ HOOKS = {
     "loss": Returned("a keras.losses.Loss", _are_losses),
     "metrics": Returned("a list of keras.metrics", _are_metrics),
     "batches": Returned("a tf.data.Dataset", _is_dataset),
+    "evaluators": Returned(
+        "a dict of Evaluators", lambda x: _is_dict(x, _is_evaluator)
+    ),
     "quantize_rules": Returned("a dict", _is_dict),
     "baselines": Returned("a dict of numbers", lambda x: _is_dict(x, _is_number)),
     "other_units": Returned(

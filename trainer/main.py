@@ -93,7 +93,9 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
         )
     # Whatever it is, one sentence, and the rest in a file.
     except (Exception, SystemExit) as error:
-        folder = Path(flags.logdir) if flags and flags.logdir else None
+        folder = None
+        if flags and flags.logdir and not is_remote(flags.logdir):
+            folder = Path(flags.logdir)
         what = report_crash(error, argv=argv, folder=folder)
         if isinstance(error, MemoryError):
             what += (

@@ -7,8 +7,8 @@ from pathlib import Path
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe_trainer import devices, hooks, run_dir, tools
-from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer import devices, evaluators, hooks, run_dir, tools
+from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
 from tfgpipe_trainer.data import sources
 from tfgpipe_trainer.errors import CheckpointError
@@ -105,6 +105,11 @@ def _with_checkpoint(
         measured = evaluate(model, experiment.batches("validation"))
         baselines = hooks.call(experiment, "baselines")
         show_comparison(experiment, measured, baselines)
+        further = hooks.call(experiment, "evaluators")
+        with variable_names.averaged(model):
+            values = evaluators.measured(further, [*further], model)
+        if values:
+            print(evaluators.line(values), flush=True)
     elif flags.mode == "decode":
         decode(experiment, model, folder)
     else:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tfgpipe.report import device_memory, draw_memory
 from tfgpipe.schedules import draw
 from tfgpipe_trainer import (
     devices,
+    evaluators,
     example_checks,
     hooks,
     hyperparams,
@@ -26,11 +27,13 @@ from tfgpipe_trainer import (
 )
 from tfgpipe_trainer.callbacks import (
     Checkpointing,
+    Evaluators,
     Finiteness,
     Logging,
     Profile,
     Timing,
 )
+from tfgpipe_trainer.checkpoint import variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
 from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.checkpoint.warm_start import warm_start
@@ -43,6 +46,7 @@ from tfgpipe_trainer.evaluate import (
     show_comparison,
     validated_part,
 )
+from tfgpipe_trainer.evaluators import Evaluator
 from tfgpipe_trainer.experiment import Experiment, output_names
 from tfgpipe_trainer.goodput import EVALUATION, Clock
 from tfgpipe_trainer.measures import Measures
@@ -204,6 +208,16 @@ def _train(
         print(f"step {step}: {line(measured, part)}", flush=True)
         return measured
 
+    further: Mapping[str, Evaluator] = {}
+    if options.evaluates and coordinator.hosts.count == 1:
+        further = hooks.call(experiment, "evaluators")
+
+    def evaluate_further(names: Sequence[str], step: int, final: bool = False) -> None:
+        with clock.use(EVALUATION), variable_names.averaged(model):
+            values = evaluators.measured(further, names, model)
+        metrics.write(step, values, final=final)
+        print(f"step {step}: {evaluators.line(values)}", flush=True)
+
     if first_step < experiment.training.num_steps and not over:
         print("Tracing the first step.", flush=True)
         profilers = _profilers(folder, options, first_step)
@@ -234,6 +248,7 @@ def _train(
                     first_step=first_step,
                 ),
                 checkpointing,
+                Evaluators(evaluate_further, further, first_step=first_step),
                 *profilers,
                 Timing(clock, first_step=first_step),
             ]
@@ -261,6 +276,8 @@ def _train(
     baselines: Mapping[str, float] = {}
     if validation is not None:
         baselines = _conclude(experiment, model, metrics, validation, checkpoints.step)
+    if further:
+        evaluate_further([*further], checkpoints.step, final=True)
     loss_plot.draw_losses(
         folder,
         metrics.read(),

@@ -34,7 +34,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def test_time_is_booked_where_it_goes(tmp_path: Path) -> None:
     own = clock(tmp_path, started=time.time() - 10)
     with own.watched():
-        step(own, 1, 0.1)
+        own.begin(1)
+        time.sleep(0.1)
+        with own.use("copying for checkpoints"):
+            pass
+        own.end(1)
         step(own, 2, 0.05)
         with own.use(EVALUATION):
             time.sleep(0.2)

@@ -23,7 +23,7 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,61 @@ class ItemExamples(Examples):
         return keras.tree.map_structure(_standard_float, found)
 
 
+class Mixture(Examples):
+    """Examples of several sources, of each the same share of any stretch of training.
+
+    Each source has epochs of its own, in which each of its examples comes once. For
+    validation it is all examples of the first source, then of the second, and so on.
+
+    Args:
+        sources: Arrays, sequences of examples, or `Examples`, as in `as_examples`.
+        weights: Shares of training examples, positive numbers.
+
+    Raises:
+        HyperparameterError: If there are not as many weights, or one is not positive.
+    """
+
+    def __init__(self, sources: Sequence[Any], weights: Sequence[float]) -> None:
+        if len(sources) != len(weights) or min(weights, default=0) <= 0:
+            raise HyperparameterError(
+                "examples: expected a positive weight for each source of a mixture; "
+                f"received {len(sources)} sources and the weights {list(weights)}."
+            )
+        self._sources = [as_examples(each) for each in sources]
+        self._weights = weights
+        self._ends = np.cumsum([len(each) for each in self._sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def order(self, seed: int) -> Any:
+        """Returns the numbers of examples in the order of training, without end."""
+        grain = _import_grain()
+        starts = [0, *self._ends[:-1].tolist()]
+        parts = [
+            grain.MapDataset.range(start, int(end)).seed(seed).shuffle().repeat()
+            for start, end in zip(starts, self._ends, strict=True)
+        ]
+        return grain.MapDataset.mix(parts, weights=list(self._weights))
+
+    def take(self, indices: np.ndarray) -> Any:
+        """Returns examples as a batch."""
+        import keras
+
+        which = np.searchsorted(self._ends, indices, side="right")
+        starts = np.concatenate([[0], self._ends[:-1]])
+        there = np.unique(which)
+        taken = [
+            self._sources[k].take(indices[which == k] - starts[k])
+            for k in there.tolist()
+        ]
+        # Rows of each source in turn, then back in their order.
+        back = np.argsort(np.argsort(which, kind="stable"), kind="stable")
+        return keras.tree.map_structure(
+            lambda *arrays: np.concatenate(arrays)[back], *taken
+        )
+
+
 def as_examples(found: Any) -> Examples:
     """Returns an experiment's examples with random access.
 
@@ -191,7 +246,10 @@ def training_batches(
 
     grain = _import_grain()
     rows = (shard or HostShard()).rows(batch_size)
-    order = grain.MapDataset.range(len(examples)).seed(seed).shuffle().repeat()
+    if isinstance(examples, Mixture):
+        order = examples.order(seed)
+    else:
+        order = grain.MapDataset.range(len(examples)).seed(seed).shuffle().repeat()
 
     def batch(step: int) -> Any:
         places = range(step * batch_size + rows.start, step * batch_size + rows.stop)

@@ -18,12 +18,12 @@ import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tfgpipe_trainer import files
-from tfgpipe_trainer.data import batches, token_cache, tokenizers
+from tfgpipe_trainer.data import batches, records, token_cache, tokenizers
 from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
@@ -49,6 +49,9 @@ class Corpus(Hyperparams):
     )
     documents: Literal["joined", "packed"] = field(
         default="joined", help="packed: attention within each paragraph only."
+    )
+    text_key: str = field(
+        default="text", help="Key of the text in .jsonl, .parquet and .arrow files."
     )
     tokenizer: str | None = field(
         default=None,
@@ -78,7 +81,7 @@ class Corpus(Hyperparams):
         Raises:
             HyperparameterError: If `files` matches no file, or one holds a zero byte.
         """
-        documents = list(_documents(self.parts(split)))
+        documents = list(self._documents(self.parts(split)))
         if any(b"\0" in document for document in documents):
             raise HyperparameterError(
                 "data.files: expected text without zero bytes, which start packed "
@@ -136,7 +139,8 @@ class Corpus(Hyperparams):
             if not packed:
                 yield from tokenizers.encode_all(tokenizer, parts, lines=True)
                 return
-            documents = tokenizers.encode_all(tokenizer, _documents(parts), lines=False)
+            found = self._documents(parts)
+            documents = tokenizers.encode_all(tokenizer, found, lines=False)
             start, dtype = tokenizer.start, tokenizer.dtype
             yield pack(list(documents), size=window, start=start, dtype=dtype).ravel()
 
@@ -155,13 +159,36 @@ class Corpus(Hyperparams):
             yield b"\n" + part if number else part
 
     def parts(self, split: str) -> Iterator[bytes]:
-        """Yields the part of each file that belongs to a split."""
-        paths = self._paths()
+        """Yields the part of each file that belongs to a split, records one by one."""
+        paths, of_records = self._paths(), self._of_records
         for number, path in enumerate(paths):
-            if len(paths) < 10:
-                yield _part(_bytes(path), split)
-            elif (number % 10 == 0) == (split == "validation"):
-                yield _bytes(path)
+            is_cut = len(paths) < 10
+            if not is_cut and (number % 10 == 0) != (split == "validation"):
+                continue
+            if of_records:
+                texts = list(records.texts(path, self.text_key))
+                yield from _part(texts, split) if is_cut else texts
+            else:
+                text = _bytes(path)
+                yield _part(text, split) if is_cut else text
+
+    @property
+    def _of_records(self) -> bool:
+        """True if files are of records, of which each is a document.
+
+        Raises:
+            HyperparameterError: If some are, and others are not.
+        """
+        kinds = {records.has_records(path) for path in self._paths()}
+        if len(kinds) > 1:
+            raise HyperparameterError(
+                "data.files: expected files of records, as .jsonl, or files of plain "
+                f"text; received both for {self.files!r}."
+            )
+        return kinds == {True}
+
+    def _documents(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        yield from parts if self._of_records else _paragraphs(parts)
 
     def _paths(self) -> list[Path]:
         if self.files is None:
@@ -186,12 +213,12 @@ def _bytes(path: Path) -> bytes:
         ) from None
 
 
-def _part(text: bytes, split: str) -> bytes:
+def _part(text: Any, split: str) -> Any:
     cut = len(text) * 9 // 10
     return text[:cut] if split == "train" else text[cut:]
 
 
-def _documents(parts: Iterable[bytes]) -> Iterator[bytes]:
+def _paragraphs(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Yields the paragraphs of each part, with the blank lines that end them."""
     for part in parts:
         yield from filter(None, re.split(rb"(?<=\n\n)(?=[^\n])", part))

@@ -50,21 +50,30 @@ class TfRecords(Source):
 
     def read(self, number: int) -> tuple[np.ndarray, int]:
         """Returns a decoded example."""
-        import tensorflow as tf
-
         data = read_record(self._path, self._places[number])
-        try:
-            features = tf.train.Example.FromString(data).features.feature
-        except Exception:  # Protocol buffers have an error class of their own.
-            raise BadRecordError("it is no tf.train.Example") from None
-        names = ", ".join(sorted(features))  # Asking for one would add it.
-        image, label = (features[key] for key in self._keys)
-        if not image.bytes_list.value or not label.int64_list.value:
-            raise BadRecordError(
-                f"expected bytes {self._keys[0]!r} and an integer {self._keys[1]!r} "
-                f"in it; received {names or 'nothing'}"
-            )
-        return decode_image(image.bytes_list.value[0]), label.int64_list.value[0]
+        return read_example(data, *self._keys)
+
+
+def read_example(data: bytes, image_key: str, label_key: str) -> tuple[np.ndarray, int]:
+    """Returns the image and the label of a `tf.train.Example`.
+
+    Raises:
+        BadRecordError: If it is none, or has no such features.
+    """
+    import tensorflow as tf
+
+    try:
+        features = tf.train.Example.FromString(data).features.feature
+    except Exception:  # Protocol buffers have an error class of their own.
+        raise BadRecordError("it is no tf.train.Example") from None
+    names = ", ".join(sorted(features))  # Asking for one would add it.
+    image, label = features[image_key], features[label_key]
+    if not image.bytes_list.value or not label.int64_list.value:
+        raise BadRecordError(
+            f"expected bytes {image_key!r} and an integer {label_key!r} in it; "
+            f"received {names or 'nothing'}"
+        )
+    return decode_image(image.bytes_list.value[0]), label.int64_list.value[0]
 
 
 class Folders(Source):

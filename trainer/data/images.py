@@ -8,7 +8,7 @@ import glob
 import os
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -155,6 +155,9 @@ _KEYS = {
     "tfrecord": ("image/encoded", "image/class/label"),
     "npz": ("x", "y"),
     "tfds": ("image", "label"),
+    "parquet": ("image", "label"),
+    "arrow": ("image", "label"),
+    "array_record": ("image/encoded", "image/class/label"),
 }
 
 
@@ -171,9 +174,16 @@ class Images(Pictures):
         less_than=2**24,
         help="Number of classes; None: from folders or npz labels.",
     )
-    format: Literal["auto", "tfrecord", "npz", "folders", "tfds"] = field(
-        default="auto", help="Format of the files; folders: LABEL/NAME.png."
-    )
+    format: Literal[
+        "auto",
+        "tfrecord",
+        "npz",
+        "folders",
+        "tfds",
+        "parquet",
+        "arrow",
+        "array_record",
+    ] = field(default="auto", help="Format of the files; folders: LABEL/NAME.png.")
     image_key: str | None = field(
         default=None, help="Feature of the image; None: the format's usual one."
     )
@@ -268,15 +278,25 @@ class Images(Pictures):
             return Folders(paths, labels=self.class_names() or [])
         if kind == "npz":
             return Joined([_arrays(path, **self._keys(kind)) for path in paths])
-        return Joined([TfRecords(path, **self._keys(kind)) for path in paths])
+        from tfgpipe_trainer.data import records
+
+        source: Any = {
+            "tfrecord": TfRecords,
+            "parquet": records.ParquetImages,
+            "arrow": records.HuggingFaceImages,
+            "array_record": records.ArrayRecordImages,
+        }[kind]
+        return Joined([source(path, **self._keys(kind)) for path in paths])
 
     def _kind(self, paths: list[Path]) -> str:
         """Returns the format of the files: as given, or by the first one's suffix."""
         if self.format != "auto":
             return self.format
         suffix = paths[0].suffix.lower()
-        if suffix == ".npz":
-            return "npz"
+        known = {".npz": "npz", ".parquet": "parquet", ".arrow": "arrow"}
+        known |= dict.fromkeys([".arrayrecord", ".array_record"], "array_record")
+        if suffix in known:
+            return known[suffix]
         # TFRecord files are as often named `train-00000-of-01024`, without a suffix.
         return "folders" if suffix in _IMAGES else "tfrecord"
 

@@ -1,0 +1,282 @@
+"""Files of records: JSON lines, Parquet, ArrayRecord, datasets of Hugging Face on disk.
+
+    texts     a record is a document, under a key such as `text`
+    images    a record has an encoded image and a label, under keys such as `image`
+
+Of Parquet and Hugging Face an image is bytes, or has `bytes`, as `datasets` stores it;
+a record of ArrayRecord is a `tf.train.Example` of an image, or the bytes of a text.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import importlib
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tfgpipe_trainer.data.formats import decode_image, read_example
+from tfgpipe_trainer.data.sources import BadRecordError, Source
+from tfgpipe_trainer.hyperparams import HyperparameterError
+
+SUFFIXES = (".jsonl", ".parquet", ".array_record", ".arrayrecord", ".arrow")
+
+
+def has_records(path: Path) -> bool:
+    """Returns whether a file is one of records, by its suffix."""
+    return path.suffix in SUFFIXES
+
+
+def texts(path: Path, key: str) -> Iterator[bytes]:
+    """Yields the text of each record, in UTF-8.
+
+    Args:
+        path: The file.
+        key: The key, or column, of the text.
+
+    Raises:
+        HyperparameterError: If one has no text, or the file cannot be read.
+    """
+    found = _lines(path) if path.suffix == ".jsonl" else _texts_of_rows(path, key)
+    for number, record in enumerate(found):
+        text = record.get(key) if isinstance(record, dict) else record
+        if isinstance(text, str):
+            text = text.encode()
+        if not isinstance(text, bytes):
+            names = ", ".join(record) if isinstance(record, dict) else type(record)
+            raise HyperparameterError(
+                f"data.text_key: expected the key of a text in each record; received "
+                f"{key!r} for record {number} of {path}, which has {names or 'none'}."
+            )
+        yield text
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise HyperparameterError(
+                    f"data.files: expected a JSON object a line; received line "
+                    f"{number + 1} of {path}: {error}."
+                ) from None
+
+
+def _texts_of_rows(path: Path, key: str) -> Iterator[Any]:
+    if path.suffix == ".parquet":
+        file = _parquet(path)
+        if key not in file.schema_arrow.names:
+            raise HyperparameterError(
+                f"data.text_key: expected a column of {path}, which has "
+                f"{', '.join(file.schema_arrow.names)}; received {key!r}."
+            )
+        for batch in file.iter_batches(columns=[key]):
+            yield from batch.column(0).to_pylist()
+    elif path.suffix == ".arrow":
+        yield from _hugging_face(path)[key]
+    else:
+        reader = _array_record(path)
+        for number in range(reader.num_records()):
+            yield from reader.read([number])
+
+
+def _package(name: str, format_: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise HyperparameterError(
+            f"data.files: expected the package {package} for files of {format_}; "
+            f"received an environment without. Try: pip install {package}"
+        ) from None
+
+
+def _opened(path: Path, open_: Any, what: str) -> Any:
+    try:
+        return open_()
+    except Exception as error:  # Each package has errors of its own.
+        reason = str(error).partition("\n")[0]
+        raise HyperparameterError(
+            f"data.files: expected {what}; received {path}: {reason}."
+        ) from None
+
+
+def _parquet(path: Path) -> Any:
+    package = _package("pyarrow.parquet", "Parquet")
+    return _opened(path, lambda: package.ParquetFile(path.open("rb")), "Parquet files")
+
+
+def _hugging_face(path: Path) -> Any:
+    package = _package("datasets", "Hugging Face")
+    return _opened(
+        path, lambda: package.Dataset.from_file(str(path)), "files of `save_to_disk`"
+    )
+
+
+def _array_record(path: Path) -> Any:
+    package = _package("array_record.python.array_record_module", "ArrayRecord")
+    reader = _opened(
+        path, lambda: package.ArrayRecordReader(str(path)), "ArrayRecord files"
+    )
+    if not reader.num_records():  # So it says of other files as well.
+        raise HyperparameterError(
+            f"data.files: expected ArrayRecord files; received {path}, without records."
+        )
+    return reader
+
+
+class ParquetImages(Source):
+    """Images in the rows of a Parquet file.
+
+    Args:
+        path: The file.
+        image_key: The column of the images.
+        label_key: The column of the labels, integers.
+    """
+
+    def __init__(self, path: Path, *, image_key: str, label_key: str) -> None:
+        self._path, self._keys = path, (image_key, label_key)
+        metadata = self._file.metadata
+        sizes = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+        self._ends = list(itertools.accumulate(sizes))
+        absent = {*self._keys} - {*self._file.schema_arrow.names}
+        if absent:
+            raise HyperparameterError(
+                f"data.files: expected columns {image_key!r} and {label_key!r}; "
+                f"received {path}, which has {', '.join(self._file.schema_arrow.names)}"
+                ". Others are named by data.image_key and data.label_key."
+            )
+
+    @functools.cached_property
+    def _file(self) -> Any:
+        return _parquet(self._path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state that a process that reads examples gets."""
+        own = ("_file", "_rows")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def name(self, number: int) -> str:
+        """Returns the file, and the row."""
+        return f"{self._path} record {number}"
+
+    def read(self, number: int) -> tuple[np.ndarray, int]:
+        """Returns a decoded row."""
+        group = bisect.bisect_right(self._ends, number)
+        before = self._ends[group - 1] if group else 0
+        image, label = self._rows(group)[number - before]
+        return _image(image), _label(label)
+
+    @functools.cached_property
+    def _rows(self) -> Any:
+        # Rows are read by group; that of the last few is kept.
+        @functools.lru_cache(maxsize=4)
+        def rows(group: int) -> list[tuple[Any, Any]]:
+            table = self._file.read_row_group(group, columns=list(self._keys))
+            columns = (table.column(key).to_pylist() for key in self._keys)
+            return list(zip(*columns, strict=True))
+
+        return rows
+
+
+class ArrayRecordImages(Source):
+    """Images in an ArrayRecord file of `tf.train.Example`s.
+
+    Args:
+        path: The file.
+        image_key: The feature that is the image, encoded.
+        label_key: The feature that is the label, an integer.
+    """
+
+    def __init__(self, path: Path, *, image_key: str, label_key: str) -> None:
+        self._path, self._keys = path, (image_key, label_key)
+        self._size = self._reader.num_records()
+
+    @functools.cached_property
+    def _reader(self) -> Any:
+        return _array_record(self._path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state that a process that reads examples gets."""
+        return {name: x for name, x in vars(self).items() if name != "_reader"}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def name(self, number: int) -> str:
+        """Returns the file, and the record's number."""
+        return f"{self._path} record {number}"
+
+    def read(self, number: int) -> tuple[np.ndarray, int]:
+        """Returns a decoded example."""
+        (data,) = self._reader.read([number])
+        return read_example(data, *self._keys)
+
+
+class HuggingFaceImages(Source):
+    """Images in a file of a dataset that Hugging Face's `datasets` has saved to disk.
+
+    Args:
+        path: The file.
+        image_key: The column of the images.
+        label_key: The column of the labels, integers.
+    """
+
+    def __init__(self, path: Path, *, image_key: str, label_key: str) -> None:
+        self._path, self._keys = path, (image_key, label_key)
+        self._size = len(self._rows)
+
+    @functools.cached_property
+    def _rows(self) -> Any:
+        found = _hugging_face(self._path)
+        absent = {*self._keys} - {*found.column_names}
+        if absent:
+            raise HyperparameterError(
+                f"data.files: expected columns {' and '.join(map(repr, self._keys))}; "
+                f"received {self._path}, which has {', '.join(found.column_names)}."
+            )
+        # As they are stored: its own decoding needs Pillow.
+        return found.with_format("arrow")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state that a process that reads examples gets."""
+        return {name: value for name, value in vars(self).items() if name != "_rows"}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def name(self, number: int) -> str:
+        """Returns the file, and the row."""
+        return f"{self._path} record {number}"
+
+    def read(self, number: int) -> tuple[np.ndarray, int]:
+        """Returns a decoded row."""
+        row = self._rows[number]
+        image, label = (row.column(key)[0].as_py() for key in self._keys)
+        return _image(image), _label(label)
+
+
+def _image(found: Any) -> np.ndarray:
+    if isinstance(found, dict) and found.get("bytes") is not None:
+        found = found["bytes"]
+    if isinstance(found, bytes):
+        return decode_image(found)
+    raise BadRecordError("expected an encoded image as bytes")
+
+
+def _label(found: Any) -> int:
+    if not isinstance(found, int):
+        raise BadRecordError(f"expected an integer as label; received {found!r}")
+    return found
