@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import math
 import traceback
@@ -223,6 +224,9 @@ class Training(Hyperparams):
         at_least=0,
         help="Seconds between log lines of a file or pipe; 0: one each step.",
     )
+    frozen: tuple[str, ...] = field(
+        default=(), help="Patterns of weights that are not trained, as block*/kernel."
+    )
     writers: tuple[str, ...] = field(
         default=("tensorboard",),
         help="Beside metrics.jsonl: tensorboard, wandb, mlflow, MODULE.CLASS.",
@@ -386,8 +390,12 @@ class WarmStart(Hyperparams):
 class Optimizer(Hyperparams):
     """The optimizer and the schedule of its learning rate."""
 
-    name: Literal["adamw", "adafactor", "lamb", "lion", "sgd"] = field(
-        default="adamw", help="Optimizer, as in keras.optimizers; sgd: with momentum."
+    name: str = field(
+        default="adamw",
+        help="adamw, adafactor, lamb, lion, sgd, or a class of keras.optimizers.",
+    )
+    arguments: tuple[str, ...] = field(
+        default=(), help="NAME=VALUE: further arguments of the class."
     )
     learning_rate: float = field(
         default=1e-3,
@@ -395,8 +403,15 @@ class Optimizer(Hyperparams):
         less_than=math.inf,
         help="Peak learning rate, at the end of the warm-up.",
     )
-    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = field(
-        default="cosine", help="Decay of the learning rate; the first two end at zero."
+    schedule: Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"] = field(
+        default="cosine",
+        help="Decay of the learning rate, to zero by the first three.",
+    )
+    decay: float = field(
+        default=0.2,
+        at_least=0,
+        less_than=1,
+        help="wsd: fraction of the steps, the last, in which the rate falls linearly.",
     )
     warmup: float = field(
         default=0.1,
@@ -461,7 +476,6 @@ class Optimizer(Hyperparams):
                 f"{num_steps}, or no weight is ever updated; received "
                 f"{self.accumulate}."
             )
-        import keras
 
         from tfgpipe_trainer import optimizers
 
@@ -474,20 +488,53 @@ class Optimizer(Hyperparams):
             arguments |= {"use_ema": True, "ema_momentum": self.average}
         if self.accumulate > 1:
             arguments |= {"gradient_accumulation_steps": self.accumulate}
-        rule = {
-            "adamw": keras.optimizers.AdamW,
-            "adafactor": keras.optimizers.Adafactor,
-            "lamb": keras.optimizers.Lamb,
-            "lion": keras.optimizers.Lion,
-            "sgd": keras.optimizers.SGD,
-        }[self.name]
-        return optimizers.apply_if_finite(rule)(
-            self._learning_rate(num_steps),
-            weight_decay=self.weight_decay,
-            global_clipnorm=self.clip_norm,
-            **arguments,
-            keeps_norm=self.log_norms,
-        )
+        arguments |= {
+            "weight_decay": self.weight_decay,
+            "global_clipnorm": self.clip_norm,
+            **self._own_arguments(),
+        }
+        rate = self._learning_rate(num_steps)
+        try:
+            return optimizers.apply_if_finite(self._class())(
+                rate, **arguments, keeps_norm=self.log_norms
+            )
+        except (TypeError, ValueError) as error:
+            raise HyperparameterError(
+                f"optimizer.arguments: expected those of {self._class().__name__}; "
+                f"received {', '.join(self.arguments) or 'none'}: {error}"
+            ) from None
+
+    def _class(self) -> Any:
+        """Returns the class of a name, of whatever case."""
+        import keras
+
+        classes = {
+            name.lower(): cls
+            for name, cls in vars(keras.optimizers).items()
+            if isinstance(cls, type) and issubclass(cls, keras.optimizers.Optimizer)
+            if name not in ("Optimizer", "LossScaleOptimizer")
+        }
+        if self.name.lower() not in classes:
+            raise HyperparameterError(
+                f"optimizer.name: expected one of {', '.join(sorted(classes))}; "
+                f"received {self.name!r}."
+            )
+        return classes[self.name.lower()]
+
+    def _own_arguments(self) -> dict[str, Any]:
+        found = {}
+        for text in self.arguments:
+            name, equals, value = text.partition("=")
+            try:
+                if not (name.isidentifier() and equals):
+                    raise ValueError
+                found[name] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                raise HyperparameterError(
+                    "optimizer.arguments: expected NAME=VALUE, such as epsilon=1e-6; "
+                    f"received {text!r}."
+                ) from None
+        return found
 
     def _learning_rate(
         self, num_steps: int
@@ -507,7 +554,12 @@ class Optimizer(Hyperparams):
                 warmup_target=self.learning_rate,
             )
         after: Any = self.learning_rate
-        if self.schedule == "linear":
+        if self.schedule == "wsd":
+            falls = max(1, round(self.decay * num_steps))
+            after = optimizers.StableDecay(
+                self.learning_rate, max(0, falling - falls), falls
+            )
+        elif self.schedule == "linear":
             after = schedules.PolynomialDecay(self.learning_rate, falling, 0.0)
         elif self.schedule == "inverse_sqrt":
             after = optimizers.InverseSquareRoot(self.learning_rate, max(1, rising))

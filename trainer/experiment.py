@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 import difflib
+import fnmatch
 import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -109,6 +110,7 @@ class Experiment(Hyperparams, abc.ABC):
                     "whose input is known; received a model that is not built. Begin a "
                     "Sequential with keras.Input(shape)."
                 )
+            freeze(network, self.training.frozen)
             network = self.precision.apply(
                 network, lambda: dict(hooks.call(self, "quantize_rules"))
             )
@@ -296,6 +298,34 @@ class Experiment(Hyperparams, abc.ABC):
         """
         del model, folder  # Not every experiment has something to show.
         return ""
+
+
+def freeze(network: keras.Model, patterns: Sequence[str]) -> None:
+    """Has weights of a network not be trained.
+
+    Raises:
+        HyperparameterError: If a pattern matches none, or nothing is left to train.
+    """
+    if not patterns:
+        return
+    from tfgpipe_trainer.checkpoint import variable_names
+
+    named = variable_names.weights(network)
+    for pattern in patterns:
+        matched = [v for name, v in named.items() if fnmatch.fnmatchcase(name, pattern)]
+        if not matched:
+            raise HyperparameterError(
+                "training.frozen: expected patterns of weights, such as "
+                f"{', '.join(list(named)[:3])}; received {pattern!r}, which matches "
+                "none."
+            )
+        for variable in matched:
+            variable.trainable = False
+    if not network.trainable_variables:
+        raise HyperparameterError(
+            "training.frozen: expected some weights to be trained; received "
+            f"{', '.join(patterns)}, which are all."
+        )
 
 
 def output_names(network: keras.Model) -> list[str]:

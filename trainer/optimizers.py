@@ -79,6 +79,36 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
         return {"learning_rate": self.learning_rate, "scale": self.scale}
 
 
+@keras.saving.register_keras_serializable(package="params")
+class StableDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Stays, then falls in a straight line to zero (Hu et al. 2024, section 4).
+
+    Args:
+        learning_rate: The learning rate until then.
+        num_stable: Steps until then.
+        num_falling: Steps in which it falls.
+    """
+
+    def __init__(self, learning_rate: float, num_stable: int, num_falling: int) -> None:
+        self.learning_rate = learning_rate
+        self.num_stable = num_stable
+        self.num_falling = num_falling
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the learning rate of a step."""
+        passed = keras.ops.cast(step, "float32") - self.num_stable
+        left = keras.ops.clip(1.0 - passed / self.num_falling, 0.0, 1.0)
+        return self.learning_rate * left
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            "learning_rate": self.learning_rate,
+            "num_stable": self.num_stable,
+            "num_falling": self.num_falling,
+        }
+
+
 class ApplyIfFinite:
     """Comes before an optimizer class: see `apply_if_finite`.
 

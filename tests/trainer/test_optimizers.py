@@ -26,6 +26,7 @@ FORMULAS = {
     "linear": lambda t: PEAK * (1 - t / 80),
     "inverse_sqrt": lambda t: PEAK / math.sqrt(1 + t / 20),
     "constant": lambda _: PEAK,
+    "wsd": lambda t: PEAK * min(1, 1 - (t - 60) / 20),
 }
 
 
@@ -54,7 +55,10 @@ def test_without_a_warm_up_the_first_step_is_at_the_peak() -> None:
         assert float(schedule._learning_rate(0)) == pytest.approx(PEAK)
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb", "lion", "sgd"])
+RULES = ["adamw", "adafactor", "lamb", "lion", "sgd", "muon", "RMSprop", "nadam"]
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_every_rule_learns(name: str) -> None:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
@@ -65,6 +69,29 @@ def test_every_rule_learns(name: str) -> None:
     before = model.evaluate(x, y, verbose=0)
     model.fit(x, y, epochs=30, verbose=0)
     assert model.evaluate(x, y, verbose=0) < 0.7 * before
+
+
+def test_further_arguments_are_those_of_the_class() -> None:
+    own = ("epsilon=1e-3", "beta_2=0.5", "amsgrad=True")
+    config = Optimizer(arguments=own).build(STEPS).get_config()
+    assert (config["epsilon"], config["beta_2"], config["amsgrad"]) == (1e-3, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"name": "adam2"},
+            "optimizer.name: expected one of .*adamw.*received 'adam2'",
+        ),
+        ({"arguments": ("epsilon",)}, "optimizer.arguments: expected NAME=VALUE"),
+        ({"arguments": ("epsilon=a b",)}, "received 'epsilon=a b'"),
+        ({"arguments": ("sigma=1",)}, "expected those of AdamW; received sigma=1"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(values: dict, words: str) -> None:
+    with pytest.raises(HyperparameterError, match=words):
+        Optimizer(**values).build(STEPS)
 
 
 @pytest.mark.parametrize("count", [2, 4])
