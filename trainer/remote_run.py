@@ -103,7 +103,10 @@ class RemoteRun:
 
         self.url, self.folder = url.rstrip("/"), folder
         try:
-            self._fs, self._root = url_to_fs(self.url, use_listings_cache=False)
+            options = {"auto_mkdir": True} if url.startswith("file:") else {}
+            self._fs, self._root = url_to_fs(
+                self.url, use_listings_cache=False, **options
+            )
         except (ImportError, ValueError) as error:
             raise UsageError(files.no_driver("--logdir", url, error)) from None
         self._copied: dict[str, tuple[int, int]] = {}  # Size, and time of change.
@@ -122,6 +125,7 @@ class RemoteRun:
         checkpoints = self.folder / "checkpoints"
         shutil.rmtree(self.folder, ignore_errors=True)
         checkpoints.mkdir(parents=True)
+        self._copied, self._steps = {}, {}
         names = self._names()
         for name in names:
             if not name.startswith("checkpoints/") and name != _LOCK:
@@ -130,9 +134,10 @@ class RemoteRun:
         is_needed = True
         for step in sorted((int(each[1]) for each in found), reverse=True):
             about = json.loads(self._fs.cat_file(self._at(step, _COMPLETE)))
+            if is_needed and not self._get_step(step, about["files"]):
+                continue  # It is to be written anew, if the run comes there.
             self._steps[step] = about["time"]
-            if is_needed and self._get_step(step, about["files"]):
-                is_needed = all_steps
+            is_needed = all_steps
         here = store.steps(checkpoints)
         others = {s: t for s, t in self._steps.items() if s not in here}
         store.write_elsewhere(checkpoints, others)
@@ -170,11 +175,13 @@ class RemoteRun:
             UsageError: If another trainer has it, or it cannot be written.
         """
         self._trying(self._take)
-        with _repeating(self._renew, _RENEW_SECONDS, self._failed):
-            yield
-        with contextlib.suppress(OSError):
-            if self._is_ours():
-                self._fs.rm_file(self._at(_LOCK))
+        try:
+            with _repeating(self._renew, _RENEW_SECONDS, self._failed):
+                yield
+        finally:
+            with contextlib.suppress(Exception):  # It ends by itself as well.
+                if self._is_ours():
+                    self._fs.rm_file(self._at(_LOCK))
 
     def _take(self) -> None:
         before = self._lock()

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import hashlib
 import importlib
 import importlib.util
 import json
@@ -18,6 +17,7 @@ import math
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,11 @@ class Start:
 
     @property
     def identity(self) -> str:
-        """A name of the run that is the same when it goes on."""
-        text = f"{self.folder.resolve()} {self.name}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """A name of the run that is the same when it goes on, wherever that is."""
+        path = self.folder / "run_id.txt"
+        if not path.exists():
+            store.replace(path, uuid.uuid4().hex[:16])
+        return f"{path.read_text('utf-8')}-{self.name}"
 
     @property
     def values(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import s3fs
 
 from tests.helpers import fresh_processes
 from tests.trainer import runs, s3
-from tfgpipe_trainer import remote_run
+from tfgpipe_trainer import callbacks, remote_run
 from tfgpipe_trainer.main import main
 
 URL = "s3://runs/mine"
@@ -174,6 +175,11 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(
     assert "Going on from step 4." in said
     assert losses_there() == whole
     assert checkpoints(4, 6, 8) <= held()
+    # The damaged one has been written anew.
+    place = "runs/mine/checkpoints/step-00000006/"
+    about = json.loads(bucket().cat_file(f"{place}complete.json"))
+    index = bucket().cat_file(f"{place}state.index")
+    assert hashlib.sha256(index).hexdigest() == about["files"]["state.index"]
 
 
 def test_old_checkpoints_that_were_not_fetched_are_removed_in_time(
@@ -228,6 +234,30 @@ def test_a_trainer_at_work_keeps_others_out(
     over.set()
     thread.join()
     assert "in use by process 7 on another" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_leaves_all_and_no_lock(
+    proxy: s3.Proxy, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = callbacks.Logging.end
+
+    def end(self: callbacks.Logging, step: int, loss: float) -> None:
+        real(self, step, loss)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # Signals are counted by a thread.
+
+    monkeypatch.setattr(callbacks.Logging, "end", end)
+    assert main([*small, f"--logdir={URL}"]) == 42
+    assert checkpoints(2, 3) <= held()
+    assert "lock.json" not in held()
+
+
+def test_a_folder_by_its_scheme_is_one_as_well(
+    small: list[str], whole: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    assert main([*small, f"--logdir=file://{tmp_path}/run"]) == 0
+    assert runs.timeless(tmp_path / "run") == whole
 
 
 def test_a_killed_run_goes_on_on_another_machine(
