@@ -184,7 +184,7 @@ def _train(
             step=first_step,
             text=text,
             title=options.name,
-            writers=experiment.training.writers,
+            writers=experiment.training.writers if coordinator.hosts.is_chief else (),
         )
     stack.callback(metrics.close)
     if about:
