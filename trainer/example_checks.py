@@ -85,7 +85,8 @@ def check_shapes(model: tfgpipe.PipelinedModel, loss: Any, spec: Any) -> None:
     outputs = plain.outputs
     if _has_labels(loss) and len(outputs) == 1 and isinstance(spec[1], tf.TensorSpec):
         wanted, received = tuple(outputs[0].shape[1:-1]), tuple(spec[1].shape[1:])
-        if received not in (wanted, (*wanted, 1)):
+        shapes = map(tf.TensorShape, (wanted, (*wanted, 1)))
+        if not any(each.is_compatible_with(received) for each in shapes):
             raise HyperparameterError(
                 f"examples: expected integer labels of shape {wanted} each, for the "
                 f"loss {type(loss).__name__}; received targets of shape {received}. "

@@ -1984,8 +1984,8 @@ TRAINER = (
     Fault(
         "every epoch has the order of the files",
         "trainer/data/batches.py",
-        ".seed(seed).shuffle().repeat()",
-        ".seed(seed).repeat()",
+        "range(len(examples)).seed(seed).shuffle()",
+        "range(len(examples)).seed(seed)",
         (
             "tests/trainer/test_batches.py::"
             "test_seeds_and_epochs_have_orders_of_their_own",

@@ -38,6 +38,7 @@ def test_the_named_experiments_are_all_there() -> None:
         "image.DigitsQat",
         "image.ResNet50",
         "lm.Experts",
+        "lm.Llama",
         "lm.Medium",
         "lm.OneBillion",
         "lm.Packed",
@@ -67,7 +68,8 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
         find("lm.Tyni")
     assert str(error.value) == (
         "lm.Tyni: no such experiment. Did you mean lm.Tiny? Expected one of "
-        "lm.Experts, lm.Medium, lm.OneBillion, lm.Packed, lm.Small, lm.Tiny, which "
+        "lm.Experts, lm.Llama, lm.Medium, lm.OneBillion, lm.Packed, lm.Small, "
+        "lm.Tiny, which "
         "tfgpipe_params.lm has, or PACKAGE.FILE.CLASS of a file that Python can import."
     )
 
