@@ -117,7 +117,9 @@ class Backbone(Hyperparams):
 class BackboneLanguageModel(LanguageModel):
     """A causal language model around a backbone of keras-hub."""
 
-    model: Backbone = field(default=Backbone(), help="Network.")
+    model: Backbone = field(  # type: ignore[assignment]
+        default=Backbone(), help="Network."
+    )
 
     def network(self) -> keras.Model:
         """Returns the network, from tokens and their mask to logits."""
@@ -136,7 +138,7 @@ class BackboneLanguageModel(LanguageModel):
 
     def sample(self, model: keras.Model) -> list[str]:
         """Returns a text drawn from the model for each prompt."""
-        return super().sample(_OfTokens(model))  # type: ignore[arg-type]
+        return super().sample(_OfTokens(model))
 
 
 class _OfTokens:
