@@ -42,9 +42,13 @@ train: $(TRAINER_INSTALLED)
 # Files go to workers, so that what a file makes once is made once.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
+# Two parts, one after another: a process keeps much of what TensorFlow has traced.
+FIRST := $(addprefix tests/,models distribution runtime stage tensor_parallel)
+
 test: lint
 	$(PYTEST) --dist=worksteal tests/pure
-	$(PYTEST) --dist=loadfile tests --ignore=tests/pure --ignore=tests/nightly
+	$(PYTEST) --dist=loadfile $(FIRST)
+	$(PYTEST) --dist=loadfile tests $(addprefix --ignore=,$(FIRST) tests/pure tests/nightly)
 
 test-nightly: $(DEV_INSTALLED)
 	set -e; for slice in $(SLICE); do \
