@@ -373,6 +373,36 @@ def _by_name(metrics: Any, outputs: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def keyword_arguments(
+    name: str, texts: Sequence[str], *, example: str
+) -> dict[str, Any]:
+    """Returns the arguments of a class that a hyperparameter lists.
+
+    >>> keyword_arguments("optimizer.arguments", ["epsilon=1e-6"], example="epsilon=1")
+    {'epsilon': 1e-06}
+
+    Args:
+        name: The hyperparameter, which an error names.
+        texts: Its value, `NAME=VALUE` each.
+        example: One that an error shows.
+
+    Raises:
+        HyperparameterError: If one is not of this form.
+    """
+    found = {}
+    for text in texts:
+        argument, equals, value = text.partition("=")
+        try:
+            if not (argument.isidentifier() and equals):
+                raise ValueError
+            found[argument] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise HyperparameterError(
+                f"{name}: expected NAME=VALUE, such as {example}; received {text!r}."
+            ) from None
+    return found
+
+
 class WarmStart(Hyperparams):
     """Weights that a new run begins with."""
 
@@ -491,7 +521,9 @@ class Optimizer(Hyperparams):
         arguments |= {
             "weight_decay": self.weight_decay,
             "global_clipnorm": self.clip_norm,
-            **self._own_arguments(),
+            **keyword_arguments(
+                "optimizer.arguments", self.arguments, example="epsilon=1e-6"
+            ),
         }
         rate = self._learning_rate(num_steps)
         try:
@@ -520,21 +552,6 @@ class Optimizer(Hyperparams):
                 f"received {self.name!r}."
             )
         return classes[self.name.lower()]
-
-    def _own_arguments(self) -> dict[str, Any]:
-        found = {}
-        for text in self.arguments:
-            name, equals, value = text.partition("=")
-            try:
-                if not (name.isidentifier() and equals):
-                    raise ValueError
-                found[name] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
-                raise HyperparameterError(
-                    "optimizer.arguments: expected NAME=VALUE, such as epsilon=1e-6; "
-                    f"received {text!r}."
-                ) from None
-        return found
 
     def _learning_rate(
         self, num_steps: int

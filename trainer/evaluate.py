@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe_trainer import hooks, run_dir
+from tfgpipe_trainer import evaluators, hooks, run_dir
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import load
 from tfgpipe_trainer.errors import CheckpointError, DivergedError
@@ -47,8 +47,7 @@ def line(measured: Mapping[str, float], part: str = "") -> str:
     >>> line({"loss": 1.5, "accuracy": 0.75}, "64 of 1,000 examples")
     'validation loss 1.5000, accuracy 0.7500, on 64 of 1,000 examples'
     """
-    each = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
-    return f"validation {each}{part and f', on {part}'}"
+    return f"validation {evaluators.line(measured)}{part and f', on {part}'}"
 
 
 def validated_part(experiment: Experiment) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import glob
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -17,6 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from tfgpipe_trainer.hyperparams import HyperparameterError
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """Yields the values of a file's lines of JSON, without those that were torn."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def is_remote(path: str) -> bool:

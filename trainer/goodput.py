@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from tfgpipe import cluster
+from tfgpipe_trainer import files
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.progress import report
 
 STARTING, FIRST_STEP, STEPS = "start-up", "first steps, with tracing", "steps"
 EVALUATION, SAVING = "evaluation", "copying for checkpoints"
 _FILE = "goodput.jsonl"
+_FIELDS = {"start", "end", "first_step", "step", "seconds"}
 # Seconds between two heartbeats.
 _BEAT_SECONDS = 10.0
 
@@ -166,14 +168,9 @@ class Clock:
 
 def _read(folder: Path) -> list[dict[str, Any]]:
     """Returns the rows of earlier starts, without lines that are none."""
-    path, rows = folder / _FILE, []
-    text = path.read_text("utf-8", "replace") if path.is_file() else ""
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, TypeError):
-            row = json.loads(line)
-            if row.keys() >= {"start", "end", "first_step", "step", "seconds"}:
-                rows.append(row)
-    return rows
+    path = folder / _FILE
+    rows = files.json_lines(path) if path.is_file() else ()
+    return [x for x in rows if isinstance(x, dict) and x.keys() >= _FIELDS]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -318,7 +318,7 @@ class RemoteRun:
         )
 
     def _trying(self, do: Callable[[], None]) -> None:
-        """Does something, again where that may help.
+        """Calls a function, and retries where that may help.
 
         Raises:
             UsageError: If it cannot be done.
@@ -345,7 +345,7 @@ class RemoteRun:
 def _repeating(
     do: Callable[[], None], seconds: float, failed: Callable[[Exception], None]
 ) -> Iterator[None]:
-    """Does something again and again in a thread; of failures in a row one is told."""
+    """Calls a function periodically in a thread; of failures in a row, reports one."""
     over = threading.Event()
 
     def repeat() -> None:

@@ -6,7 +6,6 @@ One of your own is a subclass of `Writer`, named as `training.writers=my_module.
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import errno
 import functools
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfgpipe_trainer import files
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.hyperparams import HyperparameterError
 from tfgpipe_trainer.progress import report
@@ -374,11 +374,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
         if not (path.is_file() or path.is_dir()):
             raise OSError(errno.EINVAL, "Not a file", str(path))
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if _is_record(record):
-                    yield {n: math.nan if v is None else v for n, v in record.items()}
+        for record in filter(_is_record, files.json_lines(path)):
+            yield {n: math.nan if v is None else v for n, v in record.items()}
 
 
 def _is_record(record: Any) -> bool:

@@ -1984,8 +1984,8 @@ TRAINER = (
     Fault(
         "every epoch has the order of the files",
         "trainer/data/batches.py",
-        "range(len(examples)).seed(seed).shuffle()",
-        "range(len(examples)).seed(seed)",
+        "range(len(self)).seed(seed).shuffle()",
+        "range(len(self)).seed(seed)",
         (
             "tests/trainer/test_batches.py::"
             "test_seeds_and_epochs_have_orders_of_their_own",

@@ -57,16 +57,22 @@ def test_the_planner_runs_from_the_wheel(tmp_path: Path) -> None:
         f"assert program.__file__.startswith({str(unpacked)!r})\n"
         f"sys.exit(program.main(['planner', *{asked!r}, '--devices=2']))\n"
     )
+    printed = _printed(code, cwd=tmp_path, path=unpacked)
+    assert printed.startswith("models.dense on 2 x h100-80g: 72 parameters")
+
+
+def _printed(code: str, *, cwd: Path, path: Path) -> str:
+    """Returns what a program prints that takes its packages from a folder."""
     run = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(unpacked)},
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("models.dense on 2 x h100-80g: 72 parameters")
+    return run.stdout
 
 
 def _built(tmp_path: Path) -> tuple[Path, Path]:
@@ -130,16 +136,7 @@ def test_the_trainer_runs_from_the_wheel(tmp_path: Path) -> None:
             f"sys.argv, _ = ['/bin/tfgpipe-train', *{flags!r}], sys.path.pop(0)\n"
             "from tfgpipe_trainer.main import command\ncommand()"
         )
-        ended = subprocess.run(
-            [sys.executable, "-c", command],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(unpacked)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+        return _printed(command, cwd=folder, path=unpacked)
 
     assert "tfgpipe-train --params=lm.Tiny" in run()
     (folder / "mine.py").write_text(run("--mode=template"), "utf-8")

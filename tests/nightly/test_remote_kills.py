@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
@@ -52,13 +51,8 @@ def test_a_remote_run_killed_ten_times_measures_what_one_in_peace_does(
             last = step
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "last"))
         assert main(["trainer", *flags, f"--logdir={URL}"]) == 0
-        lines = files.cat_file("kills/mine/metrics.jsonl").decode().splitlines()
-    found = [json.loads(line) for line in lines]
-    timeless = [
-        {name: x for name, x in record.items() if name not in runs.OF_THE_MACHINE}
-        for record in found
-    ]
-    assert timeless == runs.timeless(tmp_path / "whole")
+        text = files.cat_file("kills/mine/metrics.jsonl").decode()
+    assert runs.timeless_records(text) == runs.timeless(tmp_path / "whole")
 
 
 def _newest(files: Any) -> int:

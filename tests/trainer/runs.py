@@ -71,7 +71,12 @@ OF_THE_MACHINE = {"tokens_per_second", "flops_per_second", "mfu", "memory"}
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """Returns all measurements but those of time and of the machine."""
+    return timeless_records((folder / "metrics.jsonl").read_text())
+
+
+def timeless_records(text: str) -> list[dict[str, Any]]:
+    """Returns the same of the text of `metrics.jsonl`."""
     return [
-        {n: value for n, value in record.items() if n not in OF_THE_MACHINE}
-        for record in records(folder)
+        {n: value for n, value in json.loads(line).items() if n not in OF_THE_MACHINE}
+        for line in text.splitlines()
     ]

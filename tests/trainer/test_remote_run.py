@@ -74,16 +74,8 @@ def held() -> set[str]:
     return {path.removeprefix("runs/mine/") for path in bucket().find("runs/mine")}
 
 
-def measured(records: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in records.splitlines()]
-    return [
-        {name: x for name, x in record.items() if name not in runs.OF_THE_MACHINE}
-        for record in found
-    ]
-
-
 def losses_there() -> list[dict[str, Any]]:
-    return measured(bucket().cat_file("runs/mine/metrics.jsonl").decode())
+    return runs.timeless_records(bucket().cat_file("runs/mine/metrics.jsonl").decode())
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         metrics.write(first + 1, {"loss": 0.5})
         metrics.write_validation(first + 2, {"loss": 0.25})
         metrics.close()
+        time.sleep(1.0)  # It calls its folders after the second of a start.
     assert _logged(tmp_path) == [
         {"step": 1, "loss": 0.5},
         {"step": 2, "validation_loss": 0.25},

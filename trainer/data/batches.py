@@ -71,6 +71,11 @@ class Examples(abc.ABC):
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
+    def order(self, seed: int) -> Any:
+        """Returns the numbers of examples in the order of training, without end."""
+        grain = _import_grain()
+        return grain.MapDataset.range(len(self)).seed(seed).shuffle().repeat()
+
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Any:
         """Returns examples as a batch: a structure of arrays, `[num_indices, ...]`."""
@@ -170,7 +175,7 @@ class Mixture(Examples):
         return int(self._ends[-1])
 
     def order(self, seed: int) -> Any:
-        """Returns the numbers of examples in the order of training, without end."""
+        """Returns the numbers of examples, those of each source by its share."""
         grain = _import_grain()
         starts = [0, *self._ends[:-1].tolist()]
         parts = [
@@ -244,12 +249,8 @@ def training_batches(
     """
     import keras
 
-    grain = _import_grain()
     rows = (shard or HostShard()).rows(batch_size)
-    if isinstance(examples, Mixture):
-        order = examples.order(seed)
-    else:
-        order = grain.MapDataset.range(len(examples)).seed(seed).shuffle().repeat()
+    order = examples.order(seed)
 
     def batch(step: int) -> Any:
         places = range(step * batch_size + rows.start, step * batch_size + rows.stop)

@@ -14,6 +14,7 @@ documents longer than a window are cut.
 
 from __future__ import annotations
 
+import functools
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -172,7 +173,7 @@ class Corpus(Hyperparams):
                 text = _bytes(path)
                 yield _part(text, split) if is_cut else text
 
-    @property
+    @functools.cached_property
     def _of_records(self) -> bool:
         """True if files are of records, of which each is a document.
 

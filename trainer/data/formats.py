@@ -212,7 +212,7 @@ def read_record(path: Path, place: Place) -> bytes:
             "its length does not fit its check; what follows it is not read"
         )
     size = place.length + _CHECK.size
-    # A length that lies must not make room for more than there is.
+    # A wrong length must not allocate more than the file has.
     if path.stat().st_size - place.start < size:
         raise BadRecordError("the file ends in the middle of it")
     with path.open("rb") as file:

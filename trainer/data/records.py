@@ -9,12 +9,13 @@ a record of ArrayRecord is a `tf.train.Example` of an image, or the bytes of a t
 
 from __future__ import annotations
 
+import abc
 import bisect
 import functools
 import importlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -134,50 +135,67 @@ def _array_record(path: Path) -> Any:
     return reader
 
 
-class ParquetImages(Source):
-    """Images in the rows of a Parquet file.
+class RecordImages(Source):
+    """Images in a file that some package reads, each with a label.
 
     Args:
         path: The file.
-        image_key: The column of the images.
-        label_key: The column of the labels, integers.
+        image_key: The key, or column, of the images.
+        label_key: The key, or column, of the labels, integers.
     """
 
     def __init__(self, path: Path, *, image_key: str, label_key: str) -> None:
         self._path, self._keys = path, (image_key, label_key)
-        metadata = self._file.metadata
-        sizes = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-        self._ends = list(itertools.accumulate(sizes))
-        absent = {*self._keys} - {*self._file.schema_arrow.names}
-        if absent:
+        self._size = self._count()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state that a process that reads examples gets: no open files."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(
+                getattr(type(self), name, None), functools.cached_property
+            )
+        }
+
+    @abc.abstractmethod
+    def _count(self) -> int:
+        """Returns the number of records, of which each has both keys."""
+
+    def _check_columns(self, names: Sequence[str]) -> None:
+        if {*self._keys} - {*names}:
+            image_key, label_key = self._keys
             raise HyperparameterError(
                 f"data.files: expected columns {image_key!r} and {label_key!r}; "
-                f"received {path}, which has {', '.join(self._file.schema_arrow.names)}"
-                ". Others are named by data.image_key and data.label_key."
+                f"received {self._path}, which has {', '.join(names)}. Others are "
+                "named by data.image_key and data.label_key."
             )
+
+    def __len__(self) -> int:
+        return self._size
+
+    def name(self, number: int) -> str:
+        """Returns the file, and the record's number in it."""
+        return f"{self._path} record {number}"
+
+
+class ParquetImages(RecordImages):
+    """Images in the rows of a Parquet file."""
 
     @functools.cached_property
     def _file(self) -> Any:
         return _parquet(self._path)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state that a process that reads examples gets."""
-        own = ("_file", "_rows")
-        return {name: value for name, value in vars(self).items() if name not in own}
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """The number of rows up to the end of each group."""
+        data = self._file.metadata
+        sizes = (data.row_group(i).num_rows for i in range(data.num_row_groups))
+        return list(itertools.accumulate(sizes))
 
-    def __len__(self) -> int:
+    def _count(self) -> int:
+        self._check_columns(self._file.schema_arrow.names)
         return self._ends[-1] if self._ends else 0
-
-    def name(self, number: int) -> str:
-        """Returns the file, and the row."""
-        return f"{self._path} record {number}"
-
-    def read(self, number: int) -> tuple[np.ndarray, int]:
-        """Returns a decoded row."""
-        group = bisect.bisect_right(self._ends, number)
-        before = self._ends[group - 1] if group else 0
-        image, label = self._rows(group)[number - before]
-        return _image(image), _label(label)
 
     @functools.cached_property
     def _rows(self) -> Any:
@@ -190,34 +208,23 @@ class ParquetImages(Source):
 
         return rows
 
+    def read(self, number: int) -> tuple[np.ndarray, int]:
+        """Returns a decoded row."""
+        group = bisect.bisect_right(self._ends, number)
+        before = self._ends[group - 1] if group else 0
+        image, label = self._rows(group)[number - before]
+        return _image(image), _label(label)
 
-class ArrayRecordImages(Source):
-    """Images in an ArrayRecord file of `tf.train.Example`s.
 
-    Args:
-        path: The file.
-        image_key: The feature that is the image, encoded.
-        label_key: The feature that is the label, an integer.
-    """
-
-    def __init__(self, path: Path, *, image_key: str, label_key: str) -> None:
-        self._path, self._keys = path, (image_key, label_key)
-        self._size = self._reader.num_records()
+class ArrayRecordImages(RecordImages):
+    """Images in an ArrayRecord file of `tf.train.Example`s."""
 
     @functools.cached_property
     def _reader(self) -> Any:
         return _array_record(self._path)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state that a process that reads examples gets."""
-        return {name: x for name, x in vars(self).items() if name != "_reader"}
-
-    def __len__(self) -> int:
-        return self._size
-
-    def name(self, number: int) -> str:
-        """Returns the file, and the record's number."""
-        return f"{self._path} record {number}"
+    def _count(self) -> int:
+        return self._reader.num_records()
 
     def read(self, number: int) -> tuple[np.ndarray, int]:
         """Returns a decoded example."""
@@ -225,41 +232,17 @@ class ArrayRecordImages(Source):
         return read_example(data, *self._keys)
 
 
-class HuggingFaceImages(Source):
-    """Images in a file of a dataset that Hugging Face's `datasets` has saved to disk.
-
-    Args:
-        path: The file.
-        image_key: The column of the images.
-        label_key: The column of the labels, integers.
-    """
-
-    def __init__(self, path: Path, *, image_key: str, label_key: str) -> None:
-        self._path, self._keys = path, (image_key, label_key)
-        self._size = len(self._rows)
+class HuggingFaceImages(RecordImages):
+    """Images in a file that Hugging Face's `datasets` has saved to disk."""
 
     @functools.cached_property
     def _rows(self) -> Any:
-        found = _hugging_face(self._path)
-        absent = {*self._keys} - {*found.column_names}
-        if absent:
-            raise HyperparameterError(
-                f"data.files: expected columns {' and '.join(map(repr, self._keys))}; "
-                f"received {self._path}, which has {', '.join(found.column_names)}."
-            )
         # As they are stored: its own decoding needs Pillow.
-        return found.with_format("arrow")
+        return _hugging_face(self._path).with_format("arrow")
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state that a process that reads examples gets."""
-        return {name: value for name, value in vars(self).items() if name != "_rows"}
-
-    def __len__(self) -> int:
-        return self._size
-
-    def name(self, number: int) -> str:
-        """Returns the file, and the row."""
-        return f"{self._path} record {number}"
+    def _count(self) -> int:
+        self._check_columns(self._rows.column_names)
+        return len(self._rows)
 
     def read(self, number: int) -> tuple[np.ndarray, int]:
         """Returns a decoded row."""

@@ -6,12 +6,12 @@ those of the backbone. From random weights by its class, or from a preset's fold
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfgpipe_trainer import files
+from tfgpipe_trainer.config import keyword_arguments
 from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.experiment import Split
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
@@ -74,8 +74,11 @@ class Backbone(Hyperparams):
                 f"model.backbone: expected one of {', '.join(names)}, or the folder of "
                 f"a preset; received {self.backbone!r}."
             )
+        arguments = keyword_arguments(
+            "model.arguments", self.arguments, example="num_layers=4"
+        )
         try:
-            return cls(**{"vocabulary_size": vocabulary_size, **self._arguments()})
+            return cls(**{"vocabulary_size": vocabulary_size, **arguments})
         except (TypeError, ValueError) as error:
             raise HyperparameterError(
                 f"model.arguments: expected those of keras_hub.models.{self.backbone}; "
@@ -97,21 +100,6 @@ class Backbone(Hyperparams):
                 f"as {path} has; received {vocabulary_size}."
             )
         return backbone
-
-    def _arguments(self) -> dict[str, Any]:
-        found = {}
-        for text in self.arguments:
-            name, equals, value = text.partition("=")
-            try:
-                if not (name.isidentifier() and equals):
-                    raise ValueError
-                found[name] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
-                raise HyperparameterError(
-                    "model.arguments: expected NAME=VALUE, such as num_layers=4; "
-                    f"received {text!r}."
-                ) from None
-        return found
 
 
 class BackboneLanguageModel(LanguageModel):
