@@ -1,6 +1,6 @@
 # The two commands: `make train` and `make test`. Needed first: Python 3.11, make.
 #
-#   make train     train the language model of params/lm.py into runs/lm.Tiny
+#   make train     train the language model of params/lm into runs/lm.Tiny
 #   make test      the checks of `make lint`, the tests of every change
 #   make test-all  the same, and those in tests/nightly
 #   make test-keras KERAS=3.14.1           what depends on private names of Keras and

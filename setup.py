@@ -91,6 +91,7 @@ setup(
             "matplotlib>=3.8",
             "packaging>=24",
             "psutil>=6,<8",
+            "safetensors>=0.4,<1",
             "scikit-learn>=1.5,<2",
             "tensorboard>=2.20,<2.22",
             "universal_pathlib>=0.2.6,<0.4",
@@ -118,6 +119,7 @@ setup(
             "google-crc32c>=1.7,<2",
             "hypothesis>=6.100",
             "ipykernel>=6.29,<8",
+            "lm-eval>=0.4.9,<0.5",
             # Models of others, and where their mistakes are is known for this range.
             *with_tensorflow("keras-hub>=0.32,<0.33"),
             "mlflow-skinny>=3,<4",

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.tables import draw
 from tfgpipe_params.image.classifiers import ConvNetClassifier
 from tfgpipe_params.image.digits import DigitImages
-from tfgpipe_trainer.data.images import Augmentation
+from tfgpipe_params.image.images import Augmentation
 from tfgpipe_trainer.hyperparams import override
 
 _WARM_UP = 10

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import Pipelining, Training
-from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.experiment import Experiment, Split
 from tfgpipe_trainer.hyperparams import field
 

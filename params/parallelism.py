@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfgpipe_params.image.classifiers import DigitClassifier
+from tfgpipe_params.image.images import Augmentation
 from tfgpipe_trainer.config import Optimizer, Pipelining, Saving, Training
-from tfgpipe_trainer.data.images import Augmentation
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:

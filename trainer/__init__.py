@@ -31,28 +31,40 @@ files        paths of this machine and of others
 run_dir      the folder of a run, its hyperparameters and its lock
 remote_run   a run's folder on another machine
 errors       what ends a run
+batches      examples in an order of their own, as batches; mixtures
+records      files of records that other packages read
 checkpoint/  checkpoints, their files, the names in them, warm starts
-data/        text, images and pairs of texts, as batches
-models/      networks
-tasks/       base classes of experiments, one module a task
+
+Tasks, with their networks and data, are in `params/`, which this does not import.
 """
 
 import importlib.abc
 import sys
 
+_PROGRAMS = ("trainer.__main__", "trainer.plan")
+# Where modules are that once were here.
+_MOVED = {
+    "tasks": "the folder of a task, such as tfgpipe_params.lm or tfgpipe_params.image",
+    "models": "tfgpipe_params.lm, .image, .segmentation or .translate",
+    "data": "tfgpipe_trainer.batches, tfgpipe_params.lm or tfgpipe_params.image",
+}
+
 
 class _OldNames(importlib.abc.MetaPathFinder):
-    """Refuses `trainer.config` and the like, which would be loaded a second time."""
-
-    programs = ("trainer.__main__", "trainer.plan")
+    """Refuses former names, `trainer.config` and `tfgpipe_trainer.tasks` as well."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname.startswith("trainer.") and fullname not in self.programs:
+        package, _, name = fullname.partition(".")
+        # Another package may be called `trainer`.
+        if package != __name__ or not name or fullname in _PROGRAMS:
+            return
+        new = _MOVED.get(name.partition(".")[0])
+        if new is None and __name__ == "trainer":
+            new = f"tfgpipe_{fullname}"
+        if new is not None:
             raise ImportError(
-                f"Expected an import from tfgpipe_{fullname}; received its former name "
-                f"{fullname}, which another package may have as well."
+                f"Expected an import from {new}; received the former name {fullname}."
             )
 
 
-if __name__ == "trainer":
-    sys.meta_path.insert(0, _OldNames())
+sys.meta_path.insert(0, _OldNames())

@@ -407,7 +407,8 @@ class WarmStart(Hyperparams):
     """Weights that a new run begins with."""
 
     path: str | None = field(
-        default=None, help="Run folder, checkpoint, .keras or .weights.h5 file."
+        default=None,
+        help="Run folder, checkpoint, .keras, .weights.h5 or .safetensors file.",
     )
     names: tuple[str, ...] = field(
         default=("*",), help="Patterns of weights to load, as block*/dense/kernel."
@@ -466,6 +467,12 @@ class Optimizer(Hyperparams):
         at_least=0,
         less_than=math.inf,
         help="Decoupled weight decay of matrices.",
+    )
+    decayed: tuple[str, ...] = field(
+        default=(), help="Patterns of weights that decay instead, as block*/kernel."
+    )
+    learning_rates: tuple[str, ...] = field(
+        default=(), help="PATTERN=FACTOR of the learning rate, as *embedding*=0.1."
     )
     clip_norm: float | None = field(
         default=1.0,

@@ -98,7 +98,7 @@ class OnData(Evaluator):
     def _batches(self) -> Any:
         import tensorflow as tf
 
-        from tfgpipe_trainer.data import batches
+        from tfgpipe_trainer import batches
 
         if isinstance(self._data, tf.data.Dataset):
             found: tf.data.Dataset = self._data

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfgpipe_trainer import hooks
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import (
     Evaluation,
     Optimizer,
@@ -23,7 +24,6 @@ from tfgpipe_trainer.config import (
     Training,
     WarmStart,
 )
-from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class Experiment(Hyperparams, abc.ABC):
         """
         import keras
 
+        from tfgpipe_trainer.checkpoint import variable_names
+
         with self.precision.scope():
             network = hooks.call(self, "network")
             if not network.built:
@@ -121,8 +123,14 @@ class Experiment(Hyperparams, abc.ABC):
                     f"{type(self).__name__}: expected metrics of `metrics()` by names "
                     "other than 'loss', which is the loss'; received one of that name."
                 )
+            optimizer = self.optimizer.build(self.training.num_steps)
+            optimizer.set_groups(
+                variable_names.weights(model),
+                learning_rates=self.optimizer.learning_rates,
+                decayed=self.optimizer.decayed,
+            )
             model.compile(
-                optimizer=self.optimizer.build(self.training.num_steps),
+                optimizer=optimizer,
                 loss=loss,
                 metrics=metrics,
             )
@@ -196,7 +204,7 @@ class Experiment(Hyperparams, abc.ABC):
         """
         import tensorflow as tf
 
-        from tfgpipe_trainer.data import batches
+        from tfgpipe_trainer import batches
 
         found, training = self.examples(split), self.training
         size, number = training.batch_size, self.evaluation.num_batches
@@ -247,7 +255,7 @@ class Experiment(Hyperparams, abc.ABC):
         if isinstance(found, tf.data.Dataset):
             size = int(found.cardinality())
             return size if size >= 0 else None
-        from tfgpipe_trainer.data import batches
+        from tfgpipe_trainer import batches
 
         return len(batches.as_examples(found))
 

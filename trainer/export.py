@@ -1,7 +1,8 @@
-"""The files of a trained model: Keras, SavedModel, and int8 for TensorFlow Lite."""
+"""The files of a trained model: Keras, SavedModel, safetensors, int8 of TFLite."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import keras
@@ -36,6 +37,7 @@ def export(experiment: Experiment, model: tfgpipe.PipelinedModel, folder: Path) 
     plain = experiment.for_inference(plain_copy(model))
     plain.save(target / "model.keras")
     plain.export(target / "saved_model", format="tf_saved_model", verbose=False)
+    _write_safetensors(plain, target / "model.safetensors")
 
     int8 = target / "model.tflite"
     quantizes = experiment.precision.quantizes
@@ -59,6 +61,20 @@ def export(experiment: Experiment, model: tfgpipe.PipelinedModel, folder: Path) 
     )
     (target / "int8.txt").write_text(f"{text}\n", encoding="utf-8")
     print(f"\n{text}", flush=True)
+
+
+def _write_safetensors(plain: keras.Model, path: Path) -> None:
+    """Writes the weights by the names of checkpoints, for other frameworks to read."""
+    if not importlib.util.find_spec("safetensors"):
+        print("No model.safetensors: `pip install safetensors` brings it.")
+        return
+    from safetensors.numpy import save_file
+
+    named = variable_names.weights(plain).items()
+    arrays = {
+        name: np.ascontiguousarray(keras.ops.convert_to_numpy(v)) for name, v in named
+    }
+    save_file(arrays, path, metadata={"format": "tf"})
 
 
 def plain_copy(model: tfgpipe.PipelinedModel) -> keras.Model:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfgpipe import cluster
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import Pipelining
-from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.errors import DivergedError, StoppedError, UsageError
 from tfgpipe_trainer.hyperparams import HyperparameterError
 

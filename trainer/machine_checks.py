@@ -277,7 +277,7 @@ def check_data(experiment: Experiment) -> CheckResult:
     """Reads a batch of each split."""
     import tensorflow as tf
 
-    from tfgpipe_trainer.data import sources
+    from tfgpipe_trainer import batches
 
     try:
         for split in ("train", "validation"):
@@ -286,7 +286,7 @@ def check_data(experiment: Experiment) -> CheckResult:
     except (HyperparameterError, ImportError) as error:
         return CheckResult("fails", _one_line(error))
     except tf.errors.OpError as error:
-        said = sources.record_error(error) or error.message
+        said = batches.record_error(error) or error.message
         return CheckResult("fails", _one_line(said))
     except StopIteration:
         return CheckResult("fails", f"Its {split} split is empty.")

@@ -7,10 +7,9 @@ from pathlib import Path
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe_trainer import devices, evaluators, hooks, run_dir, tools
+from tfgpipe_trainer import batches, devices, evaluators, hooks, run_dir, tools
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
-from tfgpipe_trainer.data import sources
 from tfgpipe_trainer.errors import CheckpointError
 from tfgpipe_trainer.evaluate import decode, evaluate, evaluate_each, show_comparison
 from tfgpipe_trainer.experiment import Experiment
@@ -35,7 +34,7 @@ def run(
         _run(flags, experiment, stopping, hosts)
     except tf.errors.OpError as error:
         # What is raised inside a dataset comes out as an error of TensorFlow.
-        found = sources.record_error(error)
+        found = batches.record_error(error)
         if found is not None:
             raise found from None
         is_full = isinstance(error, tf.errors.ResourceExhaustedError)

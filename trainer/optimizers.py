@@ -7,13 +7,18 @@ are, and which gradients were not finite is kept in a variable.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfgpipe._compat.keras_internals import optimizers as keras_optimizers
+from tfgpipe_trainer.hyperparams import HyperparameterError
 
 
 @keras.saving.register_keras_serializable(package="params")
@@ -109,7 +114,7 @@ class StableDecay(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-class ApplyIfFinite:
+class ApplyIfFinite(keras_optimizers.GroupedDecay):
     """Comes before an optimizer class: see `apply_if_finite`.
 
     Args:
@@ -128,12 +133,68 @@ class ApplyIfFinite:
     was_finite: keras.Variable
     gradient_norm: keras.Variable
     built: bool
+    rule: type[keras.optimizers.Optimizer]
 
     def __init__(
         self, *arguments: Any, keeps_norm: bool = False, **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
         self.keeps_norm = keeps_norm
+        # By path of the weight: factors of the learning rate, and whether it decays.
+        self._factors: dict[str, float] = {}
+        self._decays: dict[str, bool] = {}
+
+    def set_groups(
+        self,
+        named: Mapping[str, keras.Variable],
+        *,
+        learning_rates: Sequence[str] = (),
+        decayed: Sequence[str] = (),
+    ) -> None:
+        """Gives groups of weights learning rates of their own, and weight decay.
+
+        As in PyTorch's groups of parameters, the decay of a weight goes by its own
+        learning rate.
+
+        Args:
+            named: The weights, by name.
+            learning_rates: `PATTERN=FACTOR` of the learning rate; the first counts.
+            decayed: Patterns of weights that decay. Defaults to matrices.
+
+        Raises:
+            HyperparameterError: If a rule is none, or its pattern matches nothing.
+        """
+        for rule in reversed(learning_rates):
+            pattern, _, factor = rule.rpartition("=")
+            try:
+                scale = float(factor)
+            except ValueError:
+                scale = -1.0
+            if not (pattern and 0 <= scale < float("inf")):
+                raise HyperparameterError(
+                    "optimizer.learning_rates: expected PATTERN=FACTOR, such as "
+                    f"*embedding*=0.1; received {rule!r}."
+                )
+            for name in _matching("learning_rates", pattern, named):
+                self._factors[named[name].path] = scale
+        if decayed:
+            self._decays = {v.path: False for v in named.values()}
+            for pattern in decayed:
+                for name in _matching("decayed", pattern, named):
+                    self._decays[named[name].path] = True
+
+    def learning_rate_factor(self, weight: keras.Variable) -> float:
+        """Returns the factor of the learning rate of a weight's group."""
+        return self._factors.get(weight.path, 1.0)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates a weight, by the learning rate of its group."""
+        if self._factors:
+            own: Any = self
+            index = keras_optimizers.variable_index(own, variable)
+            weight = keras_optimizers.optimizer_weights(own)[index]
+            learning_rate = learning_rate * self.learning_rate_factor(weight)
+        super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -145,10 +206,13 @@ class ApplyIfFinite:
         if self.built:
             return
         own: Any = self
-        # The names are for norms over several axes, and biases of several heads.
+        # By name norms over several axes, and biases of several heads.
+        of_norms = re.compile("bias|gamma|beta|^scale$")
+        for v in variables:
+            matrix = len(v.shape) > 1 and not of_norms.search(v.name)
+            self._decays.setdefault(v.path, matrix)
         own.exclude_from_weight_decay(
-            [v for v in variables if len(v.shape) < 2],
-            var_names=["bias", "gamma", "beta", "^scale$"],
+            [v for v in variables if not self._decays[v.path]]
         )
         super().build(variables)  # type: ignore[misc]
         add = own.add_variable
@@ -196,6 +260,18 @@ class ApplyIfFinite:
         """Leaves weights as trained; their averages are beside them."""
 
 
+def _matching(
+    option: str, pattern: str, named: Mapping[str, keras.Variable]
+) -> list[str]:
+    found = [name for name in named if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        raise HyperparameterError(
+            f"optimizer.{option}: expected patterns of weights, such as "
+            f"{', '.join(list(named)[:3])}; received {pattern!r}, which matches none."
+        )
+    return found
+
+
 def _is_finite(gradient: Any) -> tf.Tensor:
     if gradient is None:
         return tf.constant(True)
@@ -226,5 +302,6 @@ def apply_if_finite(rule: type[keras.optimizers.Optimizer]) -> Any:
         rule: A class of Keras optimizers.
     """
     name = f"Guarded{rule.__name__}"
-    cls = type(name, (ApplyIfFinite, rule), {"__doc__": ApplyIfFinite.__doc__})
+    own = {"__doc__": ApplyIfFinite.__doc__, "rule": rule}
+    cls = type(name, (ApplyIfFinite, rule), own)
     return keras.saving.register_keras_serializable(package="params")(cls)

@@ -25,6 +25,7 @@ from tfgpipe_trainer import (
     loss_plot,
     run_dir,
 )
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.callbacks import (
     Checkpointing,
     Evaluators,
@@ -37,7 +38,6 @@ from tfgpipe_trainer.checkpoint import variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
 from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.checkpoint.warm_start import warm_start
-from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.errors import StoppedError
 from tfgpipe_trainer.evaluate import (
     decode,

@@ -14,8 +14,8 @@ from benchmarks.accelerator_check.devices import Machine
 from benchmarks.accelerator_check.report import NotRunError
 from benchmarks.workloads import EncoderBlock
 from tests.helpers import compare
-from tfgpipe_trainer.models.sizes import Transformer
-from tfgpipe_trainer.models.transformer import decoder_only
+from tfgpipe_params.lm.sizes import Transformer
+from tfgpipe_params.lm.transformer import decoder_only
 
 M = 8
 

@@ -16,7 +16,7 @@ from benchmarks.accelerator_check.devices import Machine
 from benchmarks.accelerator_check.models import M
 from benchmarks.accelerator_check.report import NotRunError, Recorder
 from tfgpipe.accelerators import Compiler, find, missing
-from tfgpipe_trainer.models.transformer import Block
+from tfgpipe_params.lm.transformer import Block
 
 _MIB = 2**20
 _FILE = "prediction.json"

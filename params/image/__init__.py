@@ -21,8 +21,8 @@ from tfgpipe_params.image.classifiers import (
     ResNetClassifier,
 )
 from tfgpipe_params.image.digits import DigitImages
+from tfgpipe_params.image.images import Augmentation
 from tfgpipe_trainer.config import Optimizer, Pipelining, Precision, Saving, Training
-from tfgpipe_trainer.data.images import Augmentation
 
 
 class Digits(ConvNetClassifier):

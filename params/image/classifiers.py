@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfgpipe_params.image.digits import DigitImages
-from tfgpipe_trainer.data.images import Images
+from tfgpipe_params.image.images import Images
+from tfgpipe_params.image.task import ImageClassifier
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
-from tfgpipe_trainer.tasks.image_classifier import ImageClassifier
 
 if TYPE_CHECKING:
     import keras

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tfgpipe_trainer.data.images import Images
+from tfgpipe_params.image.images import Images
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
-    from tfgpipe_trainer.data.sources import Source
+    from tfgpipe_params.image.sources import Source
     from tfgpipe_trainer.experiment import Split
 
 Part = Literal["train", "validation", "test"]
@@ -83,7 +83,7 @@ class DigitImages(Images):
 
     def source(self, split: Split) -> Source:
         """Returns the images of a split, none of them read yet."""
-        from tfgpipe_trainer.data.sources import Arrays
+        from tfgpipe_params.image.sources import Arrays
 
         if self.files is not None:
             return super().source(split)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tfgpipe_trainer.data.formats import read_file, read_image
-from tfgpipe_trainer.data.image_examples import Target
-from tfgpipe_trainer.data.sources import BadRecordError, Source, from_0_to_1
+from tfgpipe_params.image.formats import read_file, read_image
+from tfgpipe_params.image.image_examples import Target
+from tfgpipe_params.image.sources import BadRecordError, Source, from_0_to_1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfgpipe_params.image.images import Pictures
 from tfgpipe_params.segmentation import shapes
 from tfgpipe_trainer import files
-from tfgpipe_trainer.data.images import Pictures
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
-    from tfgpipe_trainer.data.image_examples import Target
-    from tfgpipe_trainer.data.sources import Source
+    from tfgpipe_params.image.image_examples import Target
+    from tfgpipe_params.image.sources import Source
 
 
 class Scenes(Pictures):

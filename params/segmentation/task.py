@@ -11,7 +11,7 @@ import numpy as np
 
 from tfgpipe_params.segmentation import shapes
 from tfgpipe_params.segmentation.scenes import Scenes
-from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.experiment import Experiment, Split
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    from tfgpipe_trainer.data.image_examples import ImageExamples
+    from tfgpipe_params.image.image_examples import ImageExamples
 
 
 _NUM_DRAWN = 16  # Images that `decode` draws.
@@ -92,7 +92,7 @@ class Segmenter(Experiment):
         """Returns batches of a user's own images, or made as they are asked for."""
         if self.data.files is not None:
             return super().batches(split, first_step=first_step, shard=shard)
-        from tfgpipe_trainer.data.batches import from_function
+        from tfgpipe_trainer.batches import from_function
 
         trains = split == "train"
         shard = shard if trains and shard is not None else HostShard()

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import keras
 
+from tfgpipe_params.lm.transformer import Positions
 from tfgpipe_params.translate.sizes import EncoderDecoder
-from tfgpipe_trainer.models.transformer import Positions
 
 layers = keras.layers
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tfgpipe_params.lm.sizes import check_heads
 from tfgpipe_trainer.hyperparams import Hyperparams, field
-from tfgpipe_trainer.models.sizes import check_heads
 
 
 class EncoderDecoder(Hyperparams):

@@ -11,7 +11,7 @@ import numpy as np
 from tfgpipe_params.translate import text_pairs
 from tfgpipe_params.translate.sizes import EncoderDecoder
 from tfgpipe_params.translate.text_pairs import END, PADDING, START, Pairs
-from tfgpipe_trainer.data.batches import ArrayExamples, Examples
+from tfgpipe_trainer.batches import ArrayExamples, Examples
 from tfgpipe_trainer.experiment import Experiment, Split
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 

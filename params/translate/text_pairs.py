@@ -33,8 +33,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from tfgpipe_params.image.sources import BadRecordError, BadRecords
 from tfgpipe_trainer import files
-from tfgpipe_trainer.data.sources import BadRecordError, BadRecords
 from tfgpipe_trainer.hyperparams import Hyperparams, field
 
 PADDING, START, END = range(3)

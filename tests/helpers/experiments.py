@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import tensor_parallel
+from tfgpipe_params.lm.task import LanguageModel
 from tfgpipe_params.segmentation.task import Segmenter
 from tfgpipe_params.translate.task import Translation
 from tfgpipe_trainer.experiment import find
 from tfgpipe_trainer.hyperparams import override
-from tfgpipe_trainer.tasks.language_model import LanguageModel
 from tfgpipe_trainer.train import build
 
 DIGITS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfgpipe_trainer.data import tokenizer_training
+from tfgpipe_params.lm import tokenizer_training
 
 TEXT = "".join(
     f"def square_{i}(x):\n    return  {i} * x  # café, 漢字\n\n" for i in range(300)

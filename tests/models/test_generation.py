@@ -11,8 +11,8 @@ import tfgpipe
 from tests._compat.keras_internals.test_attention import WINDOW
 from tests.helpers import compare
 from tfgpipe._compat import executed
-from tfgpipe_trainer.models.sizes import Transformer
-from tfgpipe_trainer.models.transformer import decoder_only
+from tfgpipe_params.lm.sizes import Transformer
+from tfgpipe_params.lm.transformer import decoder_only
 
 layers = keras.layers
 VOCABULARY, LENGTH, WIDTH = 13, 10, 8

@@ -37,7 +37,7 @@ from tests.helpers.layer_stacks import (
 from tests.helpers.reference import OneAfterAnother
 from tests.helpers.zoo import ZOO, floats, ids
 from tfgpipe.stage import normalization
-from tfgpipe_trainer.models.transformer import Block, Positions
+from tfgpipe_params.lm.transformer import Block, Positions
 
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]

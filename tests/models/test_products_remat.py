@@ -10,7 +10,7 @@ import tfgpipe
 from tests.helpers import compare
 from tfgpipe import remat
 from tfgpipe.costs import profiler
-from tfgpipe_trainer.models.transformer import Block
+from tfgpipe_params.lm.transformer import Block
 
 layers = keras.layers
 GIVEN = {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b"}

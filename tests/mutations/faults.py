@@ -1983,7 +1983,7 @@ TRAINER = (
     ),
     Fault(
         "every epoch has the order of the files",
-        "trainer/data/batches.py",
+        "trainer/batches.py",
         "range(len(self)).seed(seed).shuffle()",
         "range(len(self)).seed(seed)",
         (
@@ -1993,7 +1993,7 @@ TRAINER = (
     ),
     Fault(
         "validation leaves examples out that nobody has asked it to",
-        "trainer/data/batches.py",
+        "trainer/batches.py",
         "    count = num_examples\n",
         "    count = min(num_examples, 32 * batch_size)\n",
         (
@@ -2003,21 +2003,21 @@ TRAINER = (
     ),
     Fault(
         "hosts read rows that overlap",
-        "trainer/data/batches.py",
+        "trainer/batches.py",
         "return slice(self.index * size, (self.index + 1) * size)",
         "return slice(self.index, self.index + size)",
         ("tests/pure/trainer/test_batches.py::test_hosts_share_a_batch_out",),
     ),
     Fault(
         "packed windows lose the last byte of a long document's pieces",
-        "trainer/data/corpus.py",
+        "params/lm/corpus.py",
         "for first in range(0, len(document), room)",
         "for first in range(0, len(document), size)",
         ("tests/pure/trainer/test_packing.py::test_every_byte_is_there_once",),
     ),
     Fault(
         "the tokens of one text are taken for those of another",
-        "trainer/data/token_cache.py",
+        "params/lm/token_cache.py",
         "self._hash.update(part)",
         "self._hash.update(part[:1])",
         (
@@ -2027,14 +2027,14 @@ TRAINER = (
     ),
     Fault(
         "bytes that are no UTF-8 come before the text before them",
-        "trainer/data/tokenizers.py",
+        "params/lm/tokenizers.py",
         "ids = [*ids, *(self.byte_ids[byte] for byte in received), *next(encoded)]",
         "ids = [*(self.byte_ids[byte] for byte in received), *ids, *next(encoded)]",
         ("tests/pure/trainer/test_tokenizers.py::test_every_text_comes_back",),
     ),
     Fault(
         "bigrams between two blocks are not counted",
-        "trainer/tasks/language_model.py",
+        "params/lm/task.py",
         "block = text[first : first + _BLOCK + 1]",
         "block = text[first : first + _BLOCK]",
         (
@@ -2058,7 +2058,7 @@ TRAINER = (
     ),
     Fault(
         "of packed documents id 0 is left out of the loss, not the start",
-        "trainer/tasks/language_model.py",
+        "params/lm/task.py",
         "from_logits=True, ignore_class=self._start",
         "from_logits=True, ignore_class=None if self._start is None else 0",
         (
@@ -2068,7 +2068,7 @@ TRAINER = (
     ),
     Fault(
         "integers of a wide type are divided by the largest of it",
-        "trainer/data/sources.py",
+        "params/image/sources.py",
         "full = 65535 if pixels.dtype.type is np.uint16 else 255",
         "full = np.iinfo(pixels.dtype).max",
         ("tests/pure/trainer/test_sources.py::test_wide_integers_are_those_of_a_byte",),
@@ -2151,7 +2151,7 @@ TRAINER = (
     ),
     Fault(
         "documents are packed where most room is left",
-        "trainer/data/corpus.py",
+        "params/lm/corpus.py",
         "room = length + (fitting & -fitting).bit_length() - 1  # The least.",
         "room = length + fitting.bit_length() - 1  # The least.",
         (
@@ -2178,7 +2178,7 @@ TRAINER = (
     ),
     Fault(
         "a medium language model has the stages of the small one",
-        "params/lm.py",
+        "params/lm/__init__.py",
         "Small.pipelining.replace(num_stages=8, num_microbatches=32)",
         "Small.pipelining.replace(num_microbatches=32)",
         (
@@ -2188,7 +2188,7 @@ TRAINER = (
     ),
     Fault(
         "a language model of a billion weights has the layers of the small one",
-        "params/lm.py",
+        "params/lm/__init__.py",
         "Medium.model.replace(width=1920, num_heads=15, mlp_width=7680)",
         "Small.model.replace(width=1920, num_heads=15, mlp_width=7680)",
         (

@@ -27,7 +27,7 @@ def test_processes_that_read_ahead_change_nothing(tmp_path: Path) -> None:
 READER = """
 import multiprocessing, os, signal, sys
 import numpy as np
-from tfgpipe_trainer.data import batches
+from tfgpipe_trainer import batches
 
 if __name__ == "__main__":
     steps = range(1, 1000)

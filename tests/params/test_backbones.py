@@ -146,3 +146,50 @@ def test_the_network_is_causal(tmp_path: Path) -> None:
     other = network.predict({"token_ids": x, "padding_mask": mask}, verbose=0)
     np.testing.assert_allclose(one[0, :9], other[0, :9], atol=1e-6)
     assert np.abs(one[0, 9:] - other[0, 9:]).max() > 1e-3
+
+
+def _preset(folder: Path) -> Path:
+    """Writes a preset with a tokenizer of its own."""
+    characters = [
+        *(chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))),
+        *(chr(256 + i) for i in range(68)),
+    ]
+    pieces = [*characters, "\u0120i", "\u0120is", "<|endoftext|>"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    merges = ["\u0120 i", "\u0120i s"]
+    tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=merges)
+    tokenizer.save_to_preset(str(folder))
+    sizes = {"num_layers": 1, "num_heads": 1, "hidden_dim": 8, "intermediate_dim": 8}
+    backbone = keras_hub.models.GPT2Backbone(
+        vocabulary_size=len(pieces), max_sequence_length=16, **sizes
+    )
+    backbone.save_to_preset(str(folder))
+    return folder
+
+
+def test_a_preset_brings_its_tokenizer(tmp_path: Path, capsys) -> None:
+    preset = _preset(tmp_path / "preset")
+    flags = [f"--set=model.backbone={preset}", "--set=model.arguments=()"]
+    own = experiment(tmp_path, f"model.backbone={preset}", "model.arguments=()")
+    tokenizer = own.corpus.load_tokenizer()
+    text = b"7 is 49 \xc3\xa9\n"
+    (ids,) = tokenizer.encode([text])
+    digits = [ord(c) - 33 for c in "749"]
+    expected = [digits[0], 257, 220, *digits[1:], 220, 127, 102, 198]
+    assert ids.tolist() == expected
+    assert tokenizer.decode(ids) == text
+    assert own.unit == "token"
+    assert own.network().output.shape[-1] == 259
+    with pytest.raises(HyperparameterError, match="no tokens for single bytes"):
+        tokenizer.encode([b"\xff"])
+    common = [
+        *("--params=lm.Llama", f"--set=data.files={tmp_path / 'text'}"),
+        *("--set=model.context=8", "--set=training.batch_size=4"),
+        *("--set=training.num_steps=4", "--set=pipelining.num_microbatches=2"),
+        *("--set=sampling.num_bytes=4", *flags),
+    ]
+    assert main(["trainer", *common, f"--logdir={tmp_path / 'run'}"]) == 0
+    assert "nats/token" in capsys.readouterr().out
+    (preset / "tokenizer.json").write_text("{}")
+    assert main(["trainer", *common, f"--logdir={tmp_path / 'run'}"]) == 2
+    assert "data.tokenizer" in capsys.readouterr().err

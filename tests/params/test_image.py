@@ -11,11 +11,11 @@ import pytest
 
 from tests.helpers import image_files
 from tfgpipe_params.image import digits
+from tfgpipe_params.image.task import ImageClassifier
 from tfgpipe_trainer.config import Pipelining
 from tfgpipe_trainer.experiment import find
 from tfgpipe_trainer.export import calibration_examples
 from tfgpipe_trainer.hyperparams import HyperparameterError, override
-from tfgpipe_trainer.tasks.image_classifier import ImageClassifier
 
 SHORT = [
     "model.channels=(4, 8)",

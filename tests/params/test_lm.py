@@ -12,15 +12,15 @@ import tokenizers as hugging_face
 
 import tfgpipe
 from tests.helpers import compare, experiments, tokenizer_files
-from tfgpipe_trainer.data import tokenizers
-from tfgpipe_trainer.data.batches import HostShard
-from tfgpipe_trainer.data.corpus import START, pack
+from tfgpipe_params.lm import tokenizers
+from tfgpipe_params.lm.corpus import START, pack
+from tfgpipe_params.lm.sizes import Transformer
+from tfgpipe_params.lm.task import Sampling
+from tfgpipe_params.lm.transformer import Block, Positions
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.experiment import experiments as experiments_here
 from tfgpipe_trainer.experiment import find
 from tfgpipe_trainer.hyperparams import HyperparameterError, from_text, to_text
-from tfgpipe_trainer.models.sizes import Transformer
-from tfgpipe_trainer.models.transformer import Block, Positions
-from tfgpipe_trainer.tasks.language_model import Sampling
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.helpers import compare, experiments
 from tests.helpers.zoo import floats
 from tfgpipe_params.segmentation import shapes
 from tfgpipe_params.segmentation.unet import unet
-from tfgpipe_trainer.data.batches import HostShard
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 

@@ -87,7 +87,7 @@ def test_layers_compute_in_their_dtype():
 
 
 def test_blocks_that_can_be_sharded_are_known():
-    from tfgpipe_trainer.models.transformer import Block
+    from tfgpipe_params.lm.transformer import Block
 
     def model():
         block = Block(width=8, num_heads=2, mlp_width=16)
@@ -122,12 +122,12 @@ def test_parts_of_sequences_and_experts_are_known():
 
 
 def test_the_formula_of_a_transformer_is_near_the_traced_one():
-    from tfgpipe_trainer.models.sizes import Transformer
+    from tfgpipe_params.lm.sizes import Transformer
 
     sizes = Transformer(num_layers=1, width=64, num_heads=4, mlp_width=256, context=32)
 
     def model():
-        from tfgpipe_trainer.models import transformer
+        from tfgpipe_params.lm import transformer
 
         return transformer.decoder_only(sizes)
 

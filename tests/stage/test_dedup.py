@@ -13,7 +13,7 @@ from tests.helpers import compare
 from tfgpipe.capture import tracer
 from tfgpipe.capture.ir import Call, Segment, Value
 from tfgpipe.stage import dedup, stage
-from tfgpipe_trainer.models import transformer
+from tfgpipe_params.lm import transformer
 
 layers = keras.layers
 

@@ -30,8 +30,8 @@ WAYS = ("sigterm", "two_signals", "bad_records", "divergence")
 
 def _train(way: str, folder: Path, flags: list[str]) -> None:
     """Trains up to an event, and goes on to the end of Python."""
+    from tfgpipe_params.image import image_examples
     from tfgpipe_trainer import main
-    from tfgpipe_trainer.data import image_examples
     from tfgpipe_trainer.hyperparams import HyperparameterError
     from tfgpipe_trainer.progress import Measurement, Progress
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfgpipe_trainer.data import batches
-from tfgpipe_trainer.data.batches import (
+from tfgpipe_trainer import batches
+from tfgpipe_trainer.batches import (
     ArrayExamples,
     HostShard,
     ItemExamples,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfgpipe_trainer.data import corpus
-from tfgpipe_trainer.data.batches import validation_batches
+from tfgpipe_params.lm import corpus
+from tfgpipe_trainer.batches import validation_batches
 
 TEXT = np.arange(200, dtype=np.uint8)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import image_files
-from tfgpipe_trainer.data.formats import Folders, TfRecords, decode_image
-from tfgpipe_trainer.data.sources import BadRecordError
+from tfgpipe_params.image.formats import Folders, TfRecords, decode_image
+from tfgpipe_params.image.sources import BadRecordError
 
 KEYS = {"image_key": "image/encoded", "label_key": "image/class/label"}
 

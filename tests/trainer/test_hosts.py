@@ -18,8 +18,8 @@ from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe_trainer import hosts
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import Pipelining
-from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.errors import DivergedError, StoppedError, UsageError
 from tfgpipe_trainer.hosts import Hosts
 from tfgpipe_trainer.hyperparams import HyperparameterError

@@ -15,18 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import image_files
+from tfgpipe_params.image import image_examples
 from tfgpipe_params.image.digits import DigitImages
-from tfgpipe_params.parallelism import Alone as Classifier
-from tfgpipe_trainer.data import image_examples
-from tfgpipe_trainer.data.batches import training_batches
-from tfgpipe_trainer.data.image_examples import Class
-from tfgpipe_trainer.data.images import Augmentation, Images
-from tfgpipe_trainer.data.sources import (
+from tfgpipe_params.image.image_examples import Class
+from tfgpipe_params.image.images import Augmentation, Images
+from tfgpipe_params.image.sources import (
     BadRecordError,
     BadRecords,
     Source,
-    record_error,
 )
+from tfgpipe_params.parallelism import Alone as Classifier
+from tfgpipe_trainer.batches import record_error, training_batches
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 SHAPE = (4, 5, 3)

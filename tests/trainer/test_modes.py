@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from safetensors.numpy import load_file
 
 import tfgpipe
 from tests.trainer import runs
@@ -287,9 +288,12 @@ def test_exporting_gives_files_that_need_no_pipeline(trained, capsys) -> None:
     (outputs,) = served.signatures["serving_default"](tf.constant(x)).values()
     np.testing.assert_allclose(outputs, loaded(x), rtol=1e-5, atol=1e-6)
     written = store.read(folder / "checkpoints", 8).values
+    tensors = load_file(folder / "export" / "model.safetensors")
+    assert tensors.keys() == variable_names.weights(loaded).keys()
     for name, variable in variable_names.weights(loaded).items():
         average = written[f"optimizer/{name}/average"]
         np.testing.assert_array_equal(variable, average, err_msg=name)
+        np.testing.assert_array_equal(tensors[name], average, err_msg=name)
 
 
 def test_a_dry_run_leaves_nothing(small: list[str], tmp_path: Path, capsys) -> None:

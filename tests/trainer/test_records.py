@@ -18,10 +18,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from tests.helpers import image_files
 from tests.trainer import runs
 from tfgpipe_params import template
-from tfgpipe_trainer.data import records
-from tfgpipe_trainer.data.batches import Mixture, as_examples, training_batches
-from tfgpipe_trainer.data.corpus import Corpus
-from tfgpipe_trainer.data.images import Images
+from tfgpipe_params.image.images import Images
+from tfgpipe_params.lm import text_files
+from tfgpipe_params.lm.corpus import Corpus
+from tfgpipe_trainer.batches import Mixture, as_examples, training_batches
 from tfgpipe_trainer.hyperparams import HyperparameterError
 from tfgpipe_trainer.main import main
 
@@ -80,7 +80,7 @@ def test_what_is_no_record_is_named(
     path = tmp_path / "a.jsonl"
     path.write_text(content)
     with pytest.raises(HyperparameterError, match=words):
-        list(records.texts(path, key))
+        list(text_files.texts(path, key))
 
 
 def test_other_files_beside_and_files_that_are_damaged_are_refused(
@@ -94,10 +94,10 @@ def test_other_files_beside_and_files_that_are_damaged_are_refused(
         path = tmp_path / f"damaged.{kind}"
         path.write_bytes(b"damaged" * 100)
         with pytest.raises(HyperparameterError, match=r"^data\.files: expected"):
-            list(records.texts(path, "text"))
+            list(text_files.texts(path, "text"))
     parquet = write_texts(tmp_path, "parquet", TEXTS)
     with pytest.raises(HyperparameterError, match="which has text; received 'body'"):
-        list(records.texts(parquet, "body"))
+        list(text_files.texts(parquet, "body"))
 
 
 def test_a_language_model_trains_on_records(tmp_path: Path) -> None:

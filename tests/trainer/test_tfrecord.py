@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfgpipe_trainer.data import formats
+from tfgpipe_params.image import formats
 
 RECORDS = [b"first", b"", bytes(range(256)) * 100, b"last"]
 

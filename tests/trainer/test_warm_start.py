@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import tfgpipe
 from tests.trainer.test_checkpoints import X, Y, _model
@@ -32,6 +33,7 @@ def trained(
     saved.save(saved.copy(3, {}))
     model.unpipelined().save(tmp_path / "model.keras")
     model.unpipelined().save_weights(tmp_path / "model.weights.h5")
+    save_file(_weights(model), tmp_path / "model.safetensors")
     return model, tmp_path
 
 
@@ -41,7 +43,11 @@ def _weights(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "checkpoints/step-00000003", "model.keras", "model.weights.h5"]
+    "path",
+    [
+        *("", "checkpoints/step-00000003"),
+        *("model.keras", "model.weights.h5", "model.safetensors"),
+    ],
 )
 def test_weights_come_from_runs_and_files(path: str, trained, capsys) -> None:
     model, folder = trained

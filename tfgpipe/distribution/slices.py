@@ -71,7 +71,9 @@ def find_cut(weight: keras.Variable, num_replicas: int) -> Cut | None:
 def check_by_element(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError for an optimizer whose update may look at whole weights."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if any(type(inner).update_step is known.update_step for known in _BY_ELEMENT):
+    # One that only scales the learning rate of another names that.
+    rule = getattr(inner, "rule", type(inner))
+    if any(rule.update_step is known.update_step for known in _BY_ELEMENT):
         return
     raise ValueError(
         'With shard_replicas="weights" the slices of a weight are updated one by one, '

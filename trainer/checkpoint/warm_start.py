@@ -22,6 +22,8 @@ from tfgpipe_trainer.config import WarmStart
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
+_FILES = (".keras", ".h5", ".safetensors")
+
 
 def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:
     """Puts weights of another run, or of a file, into a model, and says which.
@@ -97,7 +99,7 @@ def _check_order(
 
 def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]:
     """Returns the weights there, by name."""
-    if path.suffix in (".keras", ".h5") and path.is_file():
+    if path.suffix in _FILES and path.is_file():
         return _of_file(path, model)
     if re.fullmatch(r"step-\d+", path.name):
         return _of_checkpoint(path)
@@ -106,7 +108,8 @@ def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]
     if newest is None:
         raise HyperparameterError(
             "warm_start.path: expected the folder of a run, a step-* folder among its "
-            f"checkpoints, a .keras or a .weights.h5 file; received {str(path)!r}."
+            "checkpoints, a .keras, .weights.h5 or .safetensors file; received "
+            f"{str(path)!r}."
         )
     return _weights(newest)
 
@@ -116,7 +119,7 @@ def _fetched(url: str, folder: Path) -> Path:
     there: Any = files.to_path(url, name="warm_start.path")
     target = folder / there.name
     try:
-        if there.suffix in (".keras", ".h5") or re.fullmatch(r"step-\d+", there.name):
+        if there.suffix in _FILES or re.fullmatch(r"step-\d+", there.name):
             there.fs.get(there.path, str(target), recursive=True)
         else:
             remote_run.RemoteRun(url, target).fetch(all_steps=False)
@@ -149,6 +152,8 @@ def _weights(checkpoint: store.Checkpoint) -> Mapping[str, np.ndarray]:
 
 def _of_file(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]:
     try:
+        if path.suffix == ".safetensors":
+            return _safetensors(path)
         with tf.device("CPU:0"):
             if path.suffix == ".keras":
                 loaded = keras.models.load_model(path, compile=False)
@@ -166,6 +171,21 @@ def _of_file(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarr
         name: keras.ops.convert_to_numpy(v)
         for name, v in variable_names.weights(loaded).items()
     }
+
+
+def _safetensors(path: Path) -> Mapping[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise HyperparameterError(
+            "warm_start.path: expected the package safetensors for such files; "
+            "received an environment without. Try: pip install safetensors"
+        ) from None
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
 
 
 def _renamed(

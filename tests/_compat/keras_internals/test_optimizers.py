@@ -149,3 +149,16 @@ def test_an_optimizer_knows_the_index_of_a_weight(given):
     optimizer.build(weights)
     index = keras_internals.optimizers.variable_index
     assert [index(optimizer, given(x)) for x in weights] == [0, 1], MOVED
+
+
+def test_weights_decay_by_learning_rates_of_their_own() -> None:
+    class Halved(keras_internals.optimizers.GroupedDecay, keras.optimizers.SGD):
+        def learning_rate_factor(self, weight: keras.Variable) -> float:
+            return 0.5 if weight.path == "halved" else 1.0
+
+    own = Halved(0.5, weight_decay=0.5)
+    weights = [keras.Variable(1.0, name=name) for name in ("halved", "whole")]
+    own.build(weights)
+    own.apply([tf.constant(0.0), tf.constant(0.0)])
+    assert [float(v) for v in weights] == [0.875, 0.75]
+    assert float(own.learning_rate) == 0.5

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfgpipe_trainer.data.batches import HostShard, validation_indices
+from tfgpipe_trainer.batches import HostShard, validation_indices
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 

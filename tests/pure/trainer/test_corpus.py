@@ -10,9 +10,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tfgpipe_trainer.data.corpus import Corpus
+from tfgpipe_params.lm import task as language_model
+from tfgpipe_params.lm.corpus import Corpus
 from tfgpipe_trainer.hyperparams import HyperparameterError
-from tfgpipe_trainer.tasks import language_model
 
 
 @pytest.fixture(scope="module")

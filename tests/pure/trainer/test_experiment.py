@@ -190,3 +190,12 @@ def test_odd_comments_in_the_hyperparameters_of_a_run_are_no_crash(
     )
     assert code == 2
     assert "sha256 of data.tokenizer: none -> " in message
+
+
+def test_a_former_place_of_a_module_is_refused_with_its_new_one() -> None:
+    with pytest.raises(
+        ImportError, match=r"from the folder of a task, .*tfgpipe_params"
+    ):
+        importlib.import_module("tfgpipe_trainer.tasks.language_model")
+    with pytest.raises(ImportError, match=r"tfgpipe_trainer\.batches"):
+        importlib.import_module("tfgpipe_trainer.data.batches")

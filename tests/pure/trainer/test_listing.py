@@ -84,7 +84,7 @@ def test_an_abstract_class_and_one_without_a_docstring_are_listed(
 ) -> None:
     write(
         "from tfgpipe_trainer.experiment import Experiment\n"
-        "from tfgpipe_trainer.tasks.language_model import LanguageModel\n"
+        "from tfgpipe_params.lm.task import LanguageModel\n"
         "class Base(Experiment):\n"
         "    '''Not whole.'''\n"
         "class Mine(LanguageModel):\n"
@@ -105,7 +105,7 @@ def test_an_experiment_says_that_accelerators_are_missing(
         "Large.\\n\\n    Hardware:  4 accelerators.\\n    Time:      2 hours.\\n"
     )
     write(
-        "from tfgpipe_trainer.tasks.language_model import LanguageModel\n"
+        "from tfgpipe_params.lm.task import LanguageModel\n"
         f"class Large(LanguageModel):\n    '''{docstring}'''\n"
     )
     for here, said in ((3, "needs 4 accelerators"), (4, "2 hours")):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tfgpipe_trainer.data import corpus
+from tfgpipe_params.lm import corpus
 
 SIZES = st.integers(2, 12)
 DOCUMENTS = st.lists(

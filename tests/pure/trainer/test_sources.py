@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfgpipe_params.image import sources
+from tfgpipe_params.image.formats import Tfds
+from tfgpipe_params.image.sources import BadRecordError
 from tfgpipe_trainer import files
-from tfgpipe_trainer.data import sources
-from tfgpipe_trainer.data.formats import Tfds
-from tfgpipe_trainer.data.sources import BadRecordError
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tfgpipe_trainer.data import formats
-from tfgpipe_trainer.data.sources import BadRecordError
+from tfgpipe_params.image import formats
+from tfgpipe_params.image.sources import BadRecordError
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 RECORDS = [b"first", b"", b"third" * 100, b"last"]

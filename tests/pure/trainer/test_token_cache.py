@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfgpipe_trainer.data import token_cache
+from tfgpipe_params.lm import token_cache
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 IDS = np.dtype("<u2")

@@ -9,9 +9,9 @@ import pytest
 
 from tests.helpers import tokenizer_files
 from tests.helpers.tokenizer_files import TEXT
+from tfgpipe_params.lm import tokenizer_training, tokenizers
+from tfgpipe_params.lm.corpus import Corpus
 from tfgpipe_trainer import run_dir
-from tfgpipe_trainer.data import tokenizer_training, tokenizers
-from tfgpipe_trainer.data.corpus import Corpus
 from tfgpipe_trainer.experiment import find
 from tfgpipe_trainer.hyperparams import HyperparameterError, override
 from tfgpipe_trainer.main import main

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import tokenizer_files
-from tfgpipe_trainer.data import tokenizer_training, tokenizers
-from tfgpipe_trainer.data.tokenizers import FileTokenizer
+from tfgpipe_params.lm import tokenizer_training, tokenizers
+from tfgpipe_params.lm.tokenizers import FileTokenizer
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 SUFFIXES = [".json", ".model"]

@@ -56,6 +56,28 @@ def _update_step(
     )
 
 
+class GroupedDecay:
+    """Comes before an optimizer class: weights decay by learning rates of their own."""
+
+    def learning_rate_factor(self, weight: keras.Variable) -> float:
+        """Returns the factor of the learning rate of a weight."""
+        raise NotImplementedError
+
+    def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
+        own: Any = self
+        groups: dict[float, list[keras.Variable]] = {}
+        for each in variables:
+            groups.setdefault(self.learning_rate_factor(each), []).append(each)
+        rate = own.learning_rate
+        for factor, group in groups.items():
+            changed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if factor != 1.0:
+                scaled = rate * factor
+                changed = _attribute(self, "_get_current_learning_rate", lambda: scaled)  # noqa: B023
+            with changed:
+                super()._apply_weight_decay(group)  # type: ignore[misc]
+
+
 def optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the weights that an optimizer was built for."""
     return list(optimizer._trainable_variables)

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tfgpipe_params.lm import tokenizers
+from tfgpipe_params.lm.corpus import Corpus
+from tfgpipe_params.lm.task import LanguageModel
 from tfgpipe_trainer import files
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import keyword_arguments
-from tfgpipe_trainer.data.batches import HostShard
 from tfgpipe_trainer.experiment import Split
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
-from tfgpipe_trainer.tasks.language_model import LanguageModel
 
 if TYPE_CHECKING:
     import keras
@@ -124,9 +126,17 @@ class BackboneLanguageModel(LanguageModel):
         found = self._windows(split, first_step=first_step, shard=shard)
         return found.map(lambda x, y: (_inputs(x), y))
 
-    def sample(self, model: keras.Model) -> list[str]:
-        """Returns a text drawn from the model for each prompt."""
-        return super().sample(_OfTokens(model))
+    @property
+    def corpus(self) -> Corpus:
+        """The text, in tokens of a preset's own tokenizer unless another is named."""
+        path = Path(self.model.backbone).expanduser()
+        if self.data.tokenizer or not tokenizers.is_preset(path):
+            return self.data
+        return self.data.replace(tokenizer=self.model.backbone)
+
+    def of_tokens(self, model: keras.Model) -> Any:
+        """Returns a model whose `predict_on_batch` maps tokens to logits."""
+        return _OfTokens(model)
 
 
 class _OfTokens:

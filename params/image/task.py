@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from tfgpipe_trainer.data.batches import validation_indices
-from tfgpipe_trainer.data.images import Augmentation, Images
+from tfgpipe_params.image.images import Augmentation, Images
+from tfgpipe_trainer.batches import validation_indices
 from tfgpipe_trainer.experiment import Experiment, Split
 from tfgpipe_trainer.hyperparams import field
 
 if TYPE_CHECKING:
     import keras
 
-    from tfgpipe_trainer.data.image_examples import ImageExamples
+    from tfgpipe_params.image.image_examples import ImageExamples
 
 
 class ImageClassifier(Experiment):

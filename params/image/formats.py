@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tfgpipe_trainer.data.sources import BadRecordError, Source, from_0_to_1
+from tfgpipe_params.image.sources import BadRecordError, Source, from_0_to_1
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tfgpipe_trainer import files
-from tfgpipe_trainer.data import batches, records, token_cache, tokenizers
-from tfgpipe_trainer.data.batches import HostShard
-from tfgpipe_trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
+from tfgpipe_params.lm import text_files, token_cache, tokenizers
+from tfgpipe_params.lm.tokenizers import BYTES, FileTokenizer, Tokenizer
+from tfgpipe_trainer import batches, files
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Corpus(Hyperparams):
             if not is_cut and (number % 10 == 0) != (split == "validation"):
                 continue
             if of_records:
-                texts = list(records.texts(path, self.text_key))
+                texts = list(text_files.texts(path, self.text_key))
                 yield from _part(texts, split) if is_cut else texts
             else:
                 text = _bytes(path)
@@ -180,7 +180,7 @@ class Corpus(Hyperparams):
         Raises:
             HyperparameterError: If some are, and others are not.
         """
-        kinds = {records.has_records(path) for path in self._paths()}
+        kinds = {text_files.has_records(path) for path in self._paths()}
         if len(kinds) > 1:
             raise HyperparameterError(
                 "data.files: expected files of records, as .jsonl, or files of plain "

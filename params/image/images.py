@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfgpipe_params.image import sources
 from tfgpipe_trainer import files
-from tfgpipe_trainer.data import sources
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
-    from tfgpipe_trainer.data.image_examples import ImageExamples, Target
-    from tfgpipe_trainer.data.sources import Source
+    from tfgpipe_params.image.image_examples import ImageExamples, Target
+    from tfgpipe_params.image.sources import Source
     from tfgpipe_trainer.experiment import Split
 
 
@@ -110,7 +110,7 @@ class Pictures(Hyperparams, abc.ABC):
 
     def source(self, split: Split) -> Source:
         """Returns the images of a split, none of them read yet."""
-        from tfgpipe_trainer.data.sources import every_tenth
+        from tfgpipe_params.image.sources import every_tenth
 
         if self.files is None:
             raise HyperparameterError(
@@ -130,7 +130,7 @@ class Pictures(Hyperparams, abc.ABC):
         Raises:
             HyperparameterError: If there is none, or none that can be used.
         """
-        from tfgpipe_trainer.data.image_examples import ImageExamples
+        from tfgpipe_params.image.image_examples import ImageExamples
 
         examples = ImageExamples(
             self.source(split),
@@ -196,7 +196,7 @@ class Images(Pictures):
 
     def target(self) -> Target:
         """Returns the target of each image: its class."""
-        from tfgpipe_trainer.data.image_examples import Class
+        from tfgpipe_params.image.image_examples import Class
 
         # Folders have no numbers of their own, so theirs begin at 0.
         first = 0 if self.class_names() else self.first_label
@@ -266,8 +266,8 @@ class Images(Pictures):
 
     def records(self, name: str, pattern: str) -> Source:
         """Returns the images of some files."""
-        from tfgpipe_trainer.data.formats import Folders, Tfds, TfRecords
-        from tfgpipe_trainer.data.sources import Joined
+        from tfgpipe_params.image.formats import Folders, Tfds, TfRecords
+        from tfgpipe_params.image.sources import Joined
 
         if self.format == "tfds":
             return Tfds(pattern, **self._keys("tfds"))
@@ -278,7 +278,7 @@ class Images(Pictures):
             return Folders(paths, labels=self.class_names() or [])
         if kind == "npz":
             return Joined([_arrays(path, **self._keys(kind)) for path in paths])
-        from tfgpipe_trainer.data import records
+        from tfgpipe_params.image import records
 
         source: Any = {
             "tfrecord": TfRecords,
@@ -315,7 +315,7 @@ def _paths(name: str, pattern: str) -> list[Path]:
 
 
 def _arrays(path: Path, *, image_key: str, label_key: str) -> Source:
-    from tfgpipe_trainer.data.sources import Arrays
+    from tfgpipe_params.image.sources import Arrays
 
     pixels, labels = _read_npz(path, image_key=image_key, label_key=label_key)
     return Arrays(pixels, labels, name=str(path))

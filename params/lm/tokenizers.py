@@ -6,6 +6,7 @@ r"""Tokenizers: between the bytes of a text and the ids of its tokens.
 A file is a `tokenizer.json` of Hugging Face's `tokenizers`, or a `.model` of
 SentencePiece. Both take text, and a corpus is bytes: what is no UTF-8 goes byte by
 byte, by the tokens that a byte-level tokenizer, or one with byte fallback, has for it.
+The folder of a preset of keras-hub has a tokenizer as well.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Bytes(Tokenizer):
 
     Example:
 
-    >>> from tfgpipe_trainer.data.tokenizers import Bytes
+    >>> from tfgpipe_params.lm.tokenizers import Bytes
     >>> Bytes().encode([b"abc"])[0].tolist()
     [97, 98, 99]
     """
@@ -161,16 +162,52 @@ def load(name: str) -> FileTokenizer:
     Raises:
         HyperparameterError: If it is not there, is damaged, or its package is missing.
     """
+    path = Path(name).expanduser()
+    if is_preset(path):
+        return _of_preset(name, digest(name))
     return parse(_read(name), name=name)
 
 
+def is_preset(path: Path) -> bool:
+    """Returns whether a folder has the tokenizer of a preset of keras-hub."""
+    return (path / "tokenizer.json").is_file() and (path / "config.json").is_file()
+
+
+@functools.lru_cache(maxsize=2)
+def _of_preset(name: str, identity: str) -> FileTokenizer:
+    keras_hub = _import("keras-hub", name, "keras-hub")
+    try:
+        path = str(Path(name).expanduser())
+        tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(path)
+    except Exception as error:  # Each backend of a tokenizer has errors of its own.
+        raise HyperparameterError(
+            f"data.tokenizer: expected a preset of keras-hub; received {name!r}, whose "
+            f"tokenizer cannot be read: {error}."
+        ) from None
+    return FileTokenizer(
+        name=name,
+        version=f"{identity} keras-hub {keras_hub.__version__}",
+        vocabulary_size=tokenizer.vocabulary_size(),
+        encode_texts=lambda texts: [
+            list(map(int, ids)) for ids in tokenizer.tokenize(texts)
+        ],
+        decode_ids=lambda ids: str(tokenizer.detokenize(list(ids))).encode(),
+        byte_ids=None,
+        bytewise=_NO_UTF8,
+    )
+
+
 def digest(name: str) -> str:
-    """Returns the SHA-256 of a tokenizer's file.
+    """Returns the SHA-256 of a tokenizer's file, or of a preset's files of it.
 
     Raises:
         HyperparameterError: If it cannot be read.
     """
-    return hashlib.sha256(_read(name)).hexdigest()
+    path = Path(name).expanduser()
+    if not is_preset(path):
+        return hashlib.sha256(_read(name)).hexdigest()
+    parts = [path / "tokenizer.json", *sorted(path.glob("assets/tokenizer/*"))]
+    return hashlib.sha256(b"".join(map(Path.read_bytes, parts))).hexdigest()
 
 
 def _read(name: str) -> bytes:
@@ -232,9 +269,12 @@ def import_package(name: str) -> ModuleType:
         HyperparameterError: If it is not installed.
     """
     requirement = _REQUIREMENTS[suffix_of(name)]
-    package = requirement.partition(">")[0]
+    return _import(requirement.partition(">")[0], name, requirement)
+
+
+def _import(package: str, name: str, requirement: str) -> ModuleType:
     try:
-        return importlib.import_module(package)
+        return importlib.import_module(package.replace("-", "_"))
     except ImportError:
         raise HyperparameterError(
             f"data.tokenizer: expected the package {package}, which {name!r} needs; "

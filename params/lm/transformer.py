@@ -10,7 +10,7 @@ import tfgpipe
 
 if TYPE_CHECKING:
     from tfgpipe.quantization import QuantizeConfig
-    from tfgpipe_trainer.models.sizes import Transformer
+    from tfgpipe_params.lm.sizes import Transformer
 
 
 ops = keras.ops
@@ -32,7 +32,7 @@ class Segments(keras.layers.Layer):
 
     Example:
 
-    >>> from tfgpipe_trainer.models.transformer import Segments
+    >>> from tfgpipe_params.lm.transformer import Segments
     >>> print(Segments()(np.array([[0, 65, 66, 0, 67]])).numpy())
     [[1 1 1 2 2]]
     """

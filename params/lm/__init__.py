@@ -10,11 +10,11 @@ microbatch and TensorFlow itself add to it.
 
 from __future__ import annotations
 
+from tfgpipe_params.lm.backbone import Backbone, BackboneLanguageModel
+from tfgpipe_params.lm.corpus import Corpus
+from tfgpipe_params.lm.sizes import Transformer
+from tfgpipe_params.lm.task import LanguageModel
 from tfgpipe_trainer.config import Optimizer, Pipelining, Saving, Training
-from tfgpipe_trainer.data.corpus import Corpus
-from tfgpipe_trainer.models.sizes import Transformer
-from tfgpipe_trainer.tasks.backbone import Backbone, BackboneLanguageModel
-from tfgpipe_trainer.tasks.language_model import LanguageModel
 
 
 class Tiny(LanguageModel):

@@ -13,7 +13,6 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -100,17 +99,6 @@ class BadRecords:
             print(
                 f"Bad record, not used: {name}: {reason}.", file=sys.stderr, flush=True
             )
-
-
-def record_error(error: Exception) -> HyperparameterError | None:
-    """Returns the error about records that an error of TensorFlow repeats, if any.
-
-    What a dataset's function raises comes out of `fit` as an error of TensorFlow, which
-    has the words and a traceback in its message.
-    """
-    pattern = r"HyperparameterError: ((?:data\.\w+|examples): .*?)\n*Traceback"
-    found = re.search(pattern, str(error), re.DOTALL)
-    return HyperparameterError(found[1]) if found else None
 
 
 class Source(abc.ABC):

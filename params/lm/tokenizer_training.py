@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tfgpipe_params.lm import tokenizers
+from tfgpipe_params.lm.corpus import Corpus
 from tfgpipe_trainer import files
 from tfgpipe_trainer.checkpoint import store
-from tfgpipe_trainer.data import tokenizers
-from tfgpipe_trainer.data.corpus import Corpus
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 

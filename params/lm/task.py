@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfgpipe_params.lm import tokenizer_training, tokenizers
+from tfgpipe_params.lm.corpus import Corpus
+from tfgpipe_params.lm.sizes import Transformer
+from tfgpipe_params.lm.tokenizers import BYTES, Tokenizer
 from tfgpipe_trainer import files
+from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import Evaluation, Pipelining
-from tfgpipe_trainer.data import tokenizer_training, tokenizers
-from tfgpipe_trainer.data.batches import HostShard
-from tfgpipe_trainer.data.corpus import Corpus
-from tfgpipe_trainer.data.tokenizers import BYTES, Tokenizer
 from tfgpipe_trainer.experiment import Experiment, Split
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
-from tfgpipe_trainer.models.sizes import Transformer
 
 if TYPE_CHECKING:
     import keras
@@ -146,9 +146,14 @@ class LanguageModel(Experiment):
     sampling: Sampling = field(default=Sampling(), help="Sampling at the end.")
 
     @property
+    def corpus(self) -> Corpus:
+        """The text, in tokens of the tokenizer that is used."""
+        return self.data
+
+    @property
     def unit(self) -> str:  # type: ignore[override]
         """A byte, or with a tokenizer a token."""
-        return "byte" if self.data.tokenizer is None else "token"
+        return "byte" if self.corpus.tokenizer is None else "token"
 
     @property
     def tokens_per_step(self) -> int:
@@ -163,7 +168,7 @@ class LanguageModel(Experiment):
         return self._network(predicts=False)
 
     def _network(self, *, predicts: bool) -> keras.Model:
-        from tfgpipe_trainer.models import transformer
+        from tfgpipe_params.lm import transformer
 
         try:
             return transformer.decoder_only(
@@ -228,7 +233,7 @@ class LanguageModel(Experiment):
             return
         pipelining = self.pipelining
         for name, received, expected in (
-            ("data.documents", self.data.documents, "joined"),
+            ("data.documents", self.corpus.documents, "joined"),
             ("precision.quantize", self.precision.quantize, "none"),
             ("pipelining.num_replicas", pipelining.num_replicas, 1),
             ("pipelining.num_shards", pipelining.num_shards, 1),
@@ -260,7 +265,7 @@ class LanguageModel(Experiment):
 
     def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
         """Returns the configurations of the transformer's own layers."""
-        from tfgpipe_trainer.models import transformer
+        from tfgpipe_params.lm import transformer
 
         return transformer.quantize_rules()
 
@@ -281,10 +286,11 @@ class LanguageModel(Experiment):
         self, split: Split, *, first_step: int = 0, shard: HostShard | None = None
     ) -> tf.data.Dataset:
         """Returns batches of windows, and of what follows each token."""
-        from tfgpipe_trainer.data import batches, corpus
+        from tfgpipe_params.lm import corpus
+        from tfgpipe_trainer import batches
 
         text, length = self._read(split), self.model.context
-        size, packed = self.training.batch_size, self.data.documents == "packed"
+        size, packed = self.training.batch_size, self.corpus.documents == "packed"
         windows = corpus.Windows(
             text, length=length, stride=length + 1 if packed else 1
         )
@@ -336,9 +342,9 @@ class LanguageModel(Experiment):
 
     def other_units(self) -> dict[str, float]:
         """Returns the bytes of a token, on average of the very tokens validated on."""
-        if self.data.tokenizer is None:
+        if self.corpus.tokenizer is None:
             return {}
-        tokenizer = self.data.load_tokenizer()
+        tokenizer = self.corpus.load_tokenizer()
         _, targets = self._validation_pairs()
         ids = targets[targets < tokenizer.vocabulary_size]
         return {"byte": len(tokenizer.decode(ids.tolist())) / len(ids)}
@@ -351,29 +357,38 @@ class LanguageModel(Experiment):
 
     def check(self) -> None:
         """Reads the prompts."""
-        encode_prompts(self.sampling.read_prompts(), self.data.load_tokenizer())
+        encode_prompts(self.sampling.read_prompts(), self.corpus.load_tokenizer())
 
     def digests(self) -> dict[str, str]:
         """Returns the SHA-256 of the tokenizer's file, if there is one."""
-        name = self.data.tokenizer
+        name = self.corpus.tokenizer
         return {} if name is None else {"data.tokenizer": tokenizers.digest(name)}
 
     def train_tokenizer(self) -> str:
         """Trains a tokenizer on the training split, and says how good it is."""
-        return tokenizer_training.write(self.data)
+        return tokenizer_training.write(self.corpus)
 
     def sample(self, model: keras.Model) -> list[str]:
         """Returns a text drawn from the model for each prompt."""
-        if self.model.split_vocabulary:
-            model = self.for_inference(getattr(model, "unpipelined", lambda: model)())
         return self.sampling.draw(
-            model,
+            self.of_tokens(model),
             self.sampling.read_prompts(),
             length=self.model.context,
             seed=self.seed,
-            start=() if self._start is None else (self._start,),
-            tokenizer=self.data.load_tokenizer(),
+            start=self.first_tokens,
+            tokenizer=self.corpus.load_tokenizer(),
         )
+
+    def of_tokens(self, model: keras.Model) -> Any:
+        """Returns a model whose `predict_on_batch` maps tokens to logits."""
+        if self.model.split_vocabulary:
+            return self.for_inference(getattr(model, "unpipelined", lambda: model)())
+        return model
+
+    @property
+    def first_tokens(self) -> tuple[int, ...]:
+        """The tokens that each text begins with: the start of packed documents."""
+        return () if self._start is None else (self._start,)
 
     def decode(self, model: keras.Model, folder: Path) -> str:
         """Writes texts drawn from the model, and returns the first.
@@ -389,19 +404,19 @@ class LanguageModel(Experiment):
     @property
     def _start(self) -> int | None:
         """The id that starts packed documents, and pads; it is not predicted."""
-        if self.data.documents == "joined":
+        if self.corpus.documents == "joined":
             return None
-        return self.data.load_tokenizer().start
+        return self.corpus.load_tokenizer().start
 
     @property
     def _vocabulary_size(self) -> int:
         """Number of ids, the start of documents included."""
-        size = self.data.load_tokenizer().vocabulary_size
+        size = self.corpus.load_tokenizer().vocabulary_size
         return size if self._start is None else max(size, self._start + 1)
 
     def _read(self, split: Split) -> np.ndarray:
         """Returns text to cut windows from: `[num_tokens]`, packed or as it is."""
-        text = self.data.read_tokens(split, window=self.model.context + 1)
+        text = self.corpus.read_tokens(split, window=self.model.context + 1)
         if len(text) <= self.model.context:
             raise HyperparameterError(
                 f"data.files: expected more than model.context={self.model.context} "

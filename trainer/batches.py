@@ -22,6 +22,7 @@ import dataclasses
 import logging
 import multiprocessing
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -414,6 +415,17 @@ def batches_of_dataset(
             lambda x: x[rows], batch if len(batch) > 1 else batch[0]
         )
     ).prefetch(2)
+
+
+def record_error(error: Exception) -> HyperparameterError | None:
+    """Returns the error about examples that an error of TensorFlow repeats, if any.
+
+    What a dataset's function raises comes out of `fit` as an error of TensorFlow, which
+    has the words and a traceback in its message.
+    """
+    pattern = r"HyperparameterError: ((?:data\.\w+|examples): .*?)\n*Traceback"
+    found = re.search(pattern, str(error), re.DOTALL)
+    return HyperparameterError(found[1]) if found else None
 
 
 def _until_exit(batches: Any) -> Iterator[Any]:

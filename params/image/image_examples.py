@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tfgpipe_trainer.data.batches import Examples
-from tfgpipe_trainer.data.sources import BadRecordError, BadRecords, Source
+from tfgpipe_params.image.sources import BadRecordError, BadRecords, Source
+from tfgpipe_trainer.batches import Examples
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 

@@ -1,10 +1,7 @@
-"""Files of records: JSON lines, Parquet, ArrayRecord, datasets of Hugging Face on disk.
-
-    texts     a record is a document, under a key such as `text`
-    images    a record has an encoded image and a label, under keys such as `image`
+"""Images in files of records, each with a label, under keys such as `image`.
 
 Of Parquet and Hugging Face an image is bytes, or has `bytes`, as `datasets` stores it;
-a record of ArrayRecord is a `tf.train.Example` of an image, or the bytes of a text.
+a record of ArrayRecord is a `tf.train.Example` of an image.
 """
 
 from __future__ import annotations
@@ -12,127 +9,17 @@ from __future__ import annotations
 import abc
 import bisect
 import functools
-import importlib
 import itertools
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from tfgpipe_trainer.data.formats import decode_image, read_example
-from tfgpipe_trainer.data.sources import BadRecordError, Source
+from tfgpipe_params.image.formats import decode_image, read_example
+from tfgpipe_params.image.sources import BadRecordError, Source
+from tfgpipe_trainer import records
 from tfgpipe_trainer.hyperparams import HyperparameterError
-
-SUFFIXES = (".jsonl", ".parquet", ".array_record", ".arrayrecord", ".arrow")
-
-
-def has_records(path: Path) -> bool:
-    """Returns whether a file is one of records, by its suffix."""
-    return path.suffix in SUFFIXES
-
-
-def texts(path: Path, key: str) -> Iterator[bytes]:
-    """Yields the text of each record, in UTF-8.
-
-    Args:
-        path: The file.
-        key: The key, or column, of the text.
-
-    Raises:
-        HyperparameterError: If one has no text, or the file cannot be read.
-    """
-    found = _lines(path) if path.suffix == ".jsonl" else _texts_of_rows(path, key)
-    for number, record in enumerate(found):
-        text = record.get(key) if isinstance(record, dict) else record
-        if isinstance(text, str):
-            text = text.encode()
-        if not isinstance(text, bytes):
-            names = ", ".join(record) if isinstance(record, dict) else type(record)
-            raise HyperparameterError(
-                f"data.text_key: expected the key of a text in each record; received "
-                f"{key!r} for record {number} of {path}, which has {names or 'none'}."
-            )
-        yield text
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file):
-            if not line.strip():
-                continue
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise HyperparameterError(
-                    f"data.files: expected a JSON object a line; received line "
-                    f"{number + 1} of {path}: {error}."
-                ) from None
-
-
-def _texts_of_rows(path: Path, key: str) -> Iterator[Any]:
-    if path.suffix == ".parquet":
-        file = _parquet(path)
-        if key not in file.schema_arrow.names:
-            raise HyperparameterError(
-                f"data.text_key: expected a column of {path}, which has "
-                f"{', '.join(file.schema_arrow.names)}; received {key!r}."
-            )
-        for batch in file.iter_batches(columns=[key]):
-            yield from batch.column(0).to_pylist()
-    elif path.suffix == ".arrow":
-        yield from _hugging_face(path)[key]
-    else:
-        reader = _array_record(path)
-        for number in range(reader.num_records()):
-            yield from reader.read([number])
-
-
-def _package(name: str, format_: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise HyperparameterError(
-            f"data.files: expected the package {package} for files of {format_}; "
-            f"received an environment without. Try: pip install {package}"
-        ) from None
-
-
-def _opened(path: Path, open_: Any, what: str) -> Any:
-    try:
-        return open_()
-    except Exception as error:  # Each package has errors of its own.
-        reason = str(error).partition("\n")[0]
-        raise HyperparameterError(
-            f"data.files: expected {what}; received {path}: {reason}."
-        ) from None
-
-
-def _parquet(path: Path) -> Any:
-    package = _package("pyarrow.parquet", "Parquet")
-    return _opened(path, lambda: package.ParquetFile(path.open("rb")), "Parquet files")
-
-
-def _hugging_face(path: Path) -> Any:
-    package = _package("datasets", "Hugging Face")
-    return _opened(
-        path, lambda: package.Dataset.from_file(str(path)), "files of `save_to_disk`"
-    )
-
-
-def _array_record(path: Path) -> Any:
-    package = _package("array_record.python.array_record_module", "ArrayRecord")
-    reader = _opened(
-        path, lambda: package.ArrayRecordReader(str(path)), "ArrayRecord files"
-    )
-    if not reader.num_records():  # So it says of other files as well.
-        raise HyperparameterError(
-            f"data.files: expected ArrayRecord files; received {path}, without records."
-        )
-    return reader
 
 
 class RecordImages(Source):
@@ -184,7 +71,7 @@ class ParquetImages(RecordImages):
 
     @functools.cached_property
     def _file(self) -> Any:
-        return _parquet(self._path)
+        return records.parquet(self._path)
 
     @functools.cached_property
     def _ends(self) -> list[int]:
@@ -221,7 +108,7 @@ class ArrayRecordImages(RecordImages):
 
     @functools.cached_property
     def _reader(self) -> Any:
-        return _array_record(self._path)
+        return records.array_record(self._path)
 
     def _count(self) -> int:
         return self._reader.num_records()
@@ -238,7 +125,7 @@ class HuggingFaceImages(RecordImages):
     @functools.cached_property
     def _rows(self) -> Any:
         # As they are stored: its own decoding needs Pillow.
-        return _hugging_face(self._path).with_format("arrow")
+        return records.hugging_face(self._path).with_format("arrow")
 
     def _count(self) -> int:
         self._check_columns(self._rows.column_names)

@@ -1,1 +1,0 @@
-"""Networks: transformers, a U-Net, AmoebaNet-D."""

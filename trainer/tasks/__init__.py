@@ -1,1 +1,0 @@
-"""What is learnt: base classes of experiments, one module a task."""
