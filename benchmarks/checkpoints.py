@@ -67,10 +67,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         number = 0
         for _ in range(arguments.repeats):
-            for write in ("background", "at_once"):
+            for write in ("async", "sync"):
                 number += 1
                 folder = Path(temporary) / "checkpoints"
-                saved = Checkpoints(folder, model, Saving(keep=1, write=write))
+                saved = Checkpoints(
+                    folder, model, Saving(keep=1, async_save=write == "async")
+                )
                 started = time.perf_counter()
                 saved.save(saved.copy(number, {}))
                 blocked = time.perf_counter() - started

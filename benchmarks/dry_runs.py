@@ -49,12 +49,12 @@ NAMES = (
     "parallelism.PipelinedDataParallel",
     "parallelism.TensorParallel",
     "parallelism.TensorParallelRing",
-    "parallelism.AllThree",
+    "parallelism.DataPipelineTensor",
     "segmentation.UNet",
     "template.Mine",
     "translate.Reversal",
     "translate.Dates",
-    "variants.OwnClass",
+    "variants.SubclassedModel",
 )
 
 

@@ -45,7 +45,7 @@ class _Run:
                 *("--params=lm.Tiny", f"--logdir={folder}/run"),
                 *(
                     "--set=training.num_steps=100000",
-                    "--set=saving.checkpoint_steps=20",
+                    "--set=checkpoint.every_steps=20",
                 ),
                 *("--set=training.log_every=1",),
                 f"--set=pipelining.num_stages={workers}",

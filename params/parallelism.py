@@ -65,16 +65,16 @@ class _Classifier(DigitClassifier):
 
         hyper, pipelining = self.model, self.pipelining
         if pipelining.num_shards > 1:
-            if pipelining.sharding == "sequence":
+            if pipelining.tp_collective == "sequence":
                 raise HyperparameterError(
-                    'pipelining.sharding: expected "sync" or "ring", as images are no '
-                    'sequences; received "sequence".'
+                    'pipelining.tp_collective: expected "gather" or "ring", as '
+                    'images are no sequences; received "sequence".'
                 )
             try:
                 block = tfgpipe.layers.TPMLP(
                     hyper.hidden,
                     units=hyper.width,
-                    collective="ring" if pipelining.sharding == "ring" else "gather",
+                    collective=pipelining.tp_collective,
                     num_shards=pipelining.num_shards,
                 )
             except ValueError as error:
@@ -86,10 +86,10 @@ class _Classifier(DigitClassifier):
         ]
 
 
-class Alone(_Classifier):
+class SingleDevice(_Classifier):
     """On one device, to compare with.
 
-    Command:   python -m trainer --params=parallelism.Alone --logdir=runs/alone
+    Command:   python -m trainer --params=parallelism.SingleDevice --logdir=runs/alone
     Hardware:  2 CPU cores, no accelerator.
     Memory:    1 GB in all, most of it TensorFlow itself.
     Time:      30 seconds.
@@ -99,10 +99,10 @@ class Alone(_Classifier):
     optimizer: Optimizer = Optimizer(learning_rate=2e-3)
     augmentation: Augmentation = Augmentation(shift=1)
     training: Training = Training(num_steps=400, batch_size=64, log_every=100)
-    saving: Saving = Saving(checkpoint_steps=200)
+    checkpoint: Saving = Saving(every_steps=200)
 
 
-class DataParallel(Alone):
+class DataParallel(SingleDevice):
     """Each of two devices has the whole network, and half of each batch.
 
     Command:   python -m trainer --params=parallelism.DataParallel --logdir=runs/data
@@ -115,7 +115,7 @@ class DataParallel(Alone):
     pipelining: Pipelining = Pipelining(num_replicas=2)
 
 
-class Pipelined(Alone):
+class Pipelined(SingleDevice):
     """Each of two devices has half of the layers.
 
     Command:   python -m trainer --params=parallelism.Pipelined --logdir=runs/pipelined
@@ -128,7 +128,7 @@ class Pipelined(Alone):
     pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=4, remat="none")
 
 
-class PipelinedDataParallel(Alone):
+class PipelinedDataParallel(SingleDevice):
     """Two pipelines of two stages, each of which has half of each batch.
 
     Command:   python -m trainer --params=parallelism.PipelinedDataParallel
@@ -142,7 +142,7 @@ class PipelinedDataParallel(Alone):
     pipelining: Pipelining = Pipelined.pipelining.replace(num_replicas=2)
 
 
-class TensorParallel(Alone):
+class TensorParallel(SingleDevice):
     """Each of two devices has half of the units of each hidden layer.
 
     Command:   python -m trainer --params=parallelism.TensorParallel --logdir=runs/tp
@@ -166,13 +166,13 @@ class TensorParallelRing(TensorParallel):
     Result:    0.133 nats an image, 96.7% right; guessing has 2.303.
     """
 
-    pipelining: Pipelining = TensorParallel.pipelining.replace(sharding="ring")
+    pipelining: Pipelining = TensorParallel.pipelining.replace(tp_collective="ring")
 
 
-class AllThree(Alone):
+class DataPipelineTensor(SingleDevice):
     """Two replicas of two stages of two shards: eight devices.
 
-    Command:   python -m trainer --params=parallelism.AllThree --logdir=runs/all
+    Command:   python -m trainer --params=parallelism.DataPipelineTensor
     Hardware:  2 CPU cores, no accelerator.
     Memory:    1 GB in all, most of it TensorFlow itself.
     Time:      1 to 1.5 minutes, most of it tracing.

@@ -39,7 +39,7 @@ class Mine(Experiment):
     width: int = field(default=64, at_least=1, help="Units of a hidden layer.")
     pipelining = Pipelining(num_stages=2, num_microbatches=4)
     training = Training(num_steps=500, batch_size=64, log_every=25)
-    evaluation = Evaluation(steps=100)
+    evaluation = Evaluation(every_steps=100)
 
     def network(self) -> keras.Model:
         """Returns a Sequential or Functional model, from inputs to logits."""

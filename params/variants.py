@@ -38,7 +38,7 @@ class FromItems(template.Mine):
         return list(zip(*super().examples(split), strict=True))
 
 
-class OwnClass(template.Mine):
+class SubclassedModel(template.Mine):
     """The same with a model class, whose `call` consists of layers and `keras.ops`.
 
     Time:      20 seconds.
@@ -63,10 +63,10 @@ class OwnClass(template.Mine):
         return keras.Model(inputs, Residual(self.width).call(inputs))
 
 
-class OnImages(image.Digits):
+class CustomImageModel(image.Digits):
     """A network of your own on images, those of scikit-learn or your own.
 
-    Command:   python -m trainer --params=variants.OnImages --logdir=runs/images
+    Command:   python -m trainer --params=variants.CustomImageModel --logdir=runs/images
                --set='data.files=PICTURES/*/*.png' --set=data.shape=32,32,3
     Time:      20 seconds.
     """

@@ -4,7 +4,7 @@ Its modules are imported as `tfgpipe_trainer`, in a checkout by a link to this f
 
 main         from the command line to an exit status
 flags        the command line
-listing      the experiments there are to run, one line each
+catalog      the experiments there are to run, one line each
 machine_checks  what can fail, or be slow, on a machine: `--mode=doctor`
 modes        what each mode does, once TensorFlow has started
 experiment   the base class of experiments, and how they are found by name
@@ -21,12 +21,12 @@ evaluate     what a trained model measures, and what it makes of new data
 evaluators   further evaluations, by name
 sweep        a run for each of some values
 export       the files of a trained model, and how accurate each of them is
-tools        a benchmark, and one step on zeros
+benchmark    a benchmark, and one step on zeros
 plan         the fastest configurations on other machines
 optimizers   schedules and optimizers that Keras does not have
 devices      a device for each stage
 hosts        hosts that train together
-stopping     signals that ask a run to end
+preemption   signals that ask a run to end
 files        paths of this machine and of others
 run_dir      the folder of a run, its hyperparameters and its lock
 remote_run   a run's folder on another machine
@@ -46,6 +46,10 @@ _PROGRAMS = ("trainer.__main__", "trainer.plan")
 _MOVED = {
     "tasks": "the folder of a task, such as tfgpipe_params.lm or tfgpipe_params.image",
     "models": "tfgpipe_params.lm, .image, .segmentation or .translate",
+    "listing": "tfgpipe_trainer.catalog",
+    "stopping": "tfgpipe_trainer.preemption",
+    "example_checks": "tfgpipe_trainer.validate_data",
+    "tools": "tfgpipe_trainer.benchmark",
     "data": "tfgpipe_trainer.batches, tfgpipe_params.lm or tfgpipe_params.image",
 }
 

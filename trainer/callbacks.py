@@ -34,8 +34,8 @@ from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.goodput import SAVING, Clock
 from tfgpipe_trainer.measures import Measures
 from tfgpipe_trainer.optimizers import ApplyIfFinite
+from tfgpipe_trainer.preemption import Stopping
 from tfgpipe_trainer.progress import Measurement, Progress
-from tfgpipe_trainer.stopping import Stopping
 from tfgpipe_trainer.writers import Metrics
 
 # Steps that the loss of the live line is a mean of, about.
@@ -234,7 +234,7 @@ class Finiteness(StepCallback):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Counts the steps left out before, and finds state that a step may spoil."""
         self._num_left_out = self._count()
-        if self._training.nonfinite == "skip":
+        if self._training.on_nonfinite == "skip":
             self._learnt = {
                 str(i): v
                 for i, v in enumerate(self.model.non_trainable_variables)
@@ -271,17 +271,17 @@ class Finiteness(StepCallback):
             what += f", and the gradient of {self._culprits()}"
         self._num_left_out = count
         skipped = self._run_state.skipped
-        if self._training.nonfinite == "stop":
+        if self._training.on_nonfinite == "stop":
             self._check_batch(step)
             raise DivergedError(
                 f"{what}. Try a smaller optimizer.learning_rate, or leave such steps "
-                "out with --set=training.nonfinite=skip"
+                "out with --set=training.on_nonfinite=skip"
             )
-        if len(skipped) >= self._training.max_skips:
+        if len(skipped) >= self._training.max_nonfinite_steps:
             self._check_batch(step)
             raise DivergedError(
                 f"{what}. Steps {', '.join(map(str, skipped))} were left out before "
-                "it, as many as training.max_skips allows. Try a smaller "
+                "it, as many as training.max_nonfinite_steps allows. Try a smaller "
                 "optimizer.learning_rate"
             )
         for name, value in self._before.items():
@@ -295,7 +295,7 @@ class Finiteness(StepCallback):
         if found:
             raise DivergedError(
                 f"the data of step {step} hold {found}. Mend the data, or leave such "
-                "steps out with --set=training.nonfinite=skip"
+                "steps out with --set=training.on_nonfinite=skip"
             )
 
     def _apply_if_finite(self) -> ApplyIfFinite | None:
@@ -384,10 +384,10 @@ class Checkpointing(StepCallback):
     ) -> None:
         super().__init__(first_step=first_step)
         self._num_steps = experiment.training.num_steps
-        self._saving = experiment.saving
+        self._saving = experiment.checkpoint
         self._evaluation = experiment.evaluation
-        if evaluate and self._evaluation.steps:
-            self._better = self._evaluation.direction(experiment.metrics(), outputs)
+        if evaluate and self._evaluation.every_steps:
+            self._mode = self._evaluation.direction(experiment.metrics(), outputs)
         self._checkpoints = checkpoints
         self._run_state = run_state
         self._stopping = stopping
@@ -407,7 +407,7 @@ class Checkpointing(StepCallback):
         run goes on from is not what makes it diverge.
         """
         self._hand_over()
-        every = self._evaluation.steps
+        every = self._evaluation.every_steps
         if self._evaluate and every and step % every == 0:
             self._compare(step, self._evaluate(step))
         # One host is asked to stop, or finds that time is over; all act on it.
@@ -416,7 +416,7 @@ class Checkpointing(StepCallback):
         )
         self._stopping.agreed |= asked
         ends = self._is_over or asked or step == self._num_steps
-        is_due = is_late or step % self._saving.checkpoint_steps == 0
+        is_due = is_late or step % self._saving.every_steps == 0
         if ends or is_due or self._run_state.best_step == step:
             with self._clock.use(SAVING):
                 self._copy = self._checkpoints.copy(step, self._run_state.written())
@@ -438,14 +438,14 @@ class Checkpointing(StepCallback):
 
     @property
     def _is_late(self) -> bool:
-        minutes = self._saving.checkpoint_minutes
+        minutes = self._saving.every_minutes
         return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _compare(self, step: int, measured: Mapping[str, float]) -> None:
         """Notes whether an evaluation is the best so far."""
         metric, run_state = self._evaluation.metric, self._run_state
         value = measured[metric]
-        sign = 1 if self._better == "lower" else -1
+        sign = 1 if self._mode == "min" else -1
         if run_state.best_value is None or sign * value < sign * run_state.best_value:
             run_state.best_step, run_state.best_value, run_state.num_worse = (
                 step,

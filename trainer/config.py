@@ -13,7 +13,11 @@ from tfgpipe import PipelineConfig, schedules
 from tfgpipe import remat as remat_lib
 from tfgpipe.partition import balances
 from tfgpipe.simulation import ScheduleName, find_schedule
-from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.hyperparams import (
+    HyperparameterError,
+    Hyperparams,
+    field,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -62,8 +66,10 @@ class Pipelining(Hyperparams):
         less_than=_DEVICES,
         help="Tensor-parallel degree T: devices of a sharded layer.",
     )
-    sharding: Literal["sync", "ring", "sequence"] = field(
-        default="sync",
+    tp_collective: Literal["gather", "ring", "sequence"] = field(
+        formerly="sharding",
+        former_values={"sync": "gather"},
+        default="gather",
         help="ring: communication overlaps with the products; sequence: attention "
         "over parts of the sequence.",
     )
@@ -71,14 +77,17 @@ class Pipelining(Hyperparams):
         default="none", help="ZeRO over replicas: optimizer slots, or weights as well."
     )
     balance: balances.Name = _option("balance")
-    memory_limit: float | None = field(
+    memory_limit_gib: float | None = field(
+        formerly="memory_limit",
         default=None,
         at_least=0,
-        help="Memory limit of a device in GiB; None: no limit.",
+        help="Memory limit of a device; None: no limit.",
     )
     device_speeds: tuple[float, ...] | None = _option("device_speeds")
-    layers: tuple[int, ...] | None = field(
-        default=None, help="Number of layers of each stage, instead of a balance."
+    layers_per_stage: tuple[int, ...] | None = field(
+        formerly="layers",
+        default=None,
+        help="Number of layers of each stage, instead of a balance.",
     )
     remat: remat_lib.Name = _option("remat")
     schedule: ScheduleName = _option("schedule", default="1f1b")
@@ -171,14 +180,14 @@ class Pipelining(Hyperparams):
         """
         import tfgpipe
 
-        limit = self.memory_limit
+        limit = self.memory_limit_gib
         jit_compile: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
         options = {
             "num_stages": self.num_stages,
             "num_microbatches": self.num_microbatches,
             "schedule": self.make_schedule(),
             "balance": self.balance,
-            "partition": self.layers,
+            "partition": self.layers_per_stage,
             "memory_limit": None if limit is None else limit * 2**30,
             "device_speeds": self.device_speeds,
             "remat": self.remat,
@@ -231,12 +240,16 @@ class Training(Hyperparams):
         default=("tensorboard",),
         help="Beside metrics.jsonl: tensorboard, wandb, mlflow, MODULE.CLASS.",
     )
-    nonfinite: Literal["stop", "skip"] = field(
+    on_nonfinite: Literal["stop", "skip"] = field(
+        formerly="nonfinite",
         default="stop",
         help="At a NaN or Inf in loss or gradients: stop, or skip the step.",
     )
-    max_skips: int = field(
-        default=10, at_least=0, help="Maximum number of skipped steps."
+    max_nonfinite_steps: int = field(
+        formerly="max_skips",
+        default=10,
+        at_least=0,
+        help="Maximum number of skipped steps.",
     )
     watchdog_minutes: float | None = field(
         default=None,
@@ -251,11 +264,17 @@ class Training(Hyperparams):
 class Saving(Hyperparams):
     """Intervals between checkpoints, and the number that is kept."""
 
-    checkpoint_steps: int = field(
-        default=100, at_least=1, help="Steps between checkpoints."
+    every_steps: int = field(
+        formerly="checkpoint_steps",
+        default=100,
+        at_least=1,
+        help="Steps between checkpoints.",
     )
-    checkpoint_minutes: float | None = field(
-        default=None, at_least=0, help="Minutes between checkpoints, if that is sooner."
+    every_minutes: float | None = field(
+        formerly="checkpoint_minutes",
+        default=None,
+        at_least=0,
+        help="Minutes between checkpoints, if that is sooner.",
     )
     keep: int = field(
         default=3, at_least=1, help="Number of latest checkpoints to keep."
@@ -265,29 +284,36 @@ class Saving(Hyperparams):
         at_least=0,
         help="Hours between checkpoints that are kept for good.",
     )
-    write: Literal["background", "at_once"] = field(
-        default="background",
-        help="at_once: training waits until a checkpoint is on disk.",
+    async_save: bool = field(
+        formerly="write",
+        former_values={"background": "True", "at_once": "False"},
+        default=True,
+        help="False: training waits until a checkpoint is on disk.",
     )
 
 
 class Evaluation(Hyperparams):
     """Evaluation on the validation split, the best checkpoint, early stopping."""
 
-    steps: int | None = field(
+    every_steps: int | None = field(
+        formerly="steps",
         default=None,
         at_least=1,
         help="Steps between evaluations; None: one, at the end.",
     )
-    num_batches: int | None = field(
+    max_batches: int | None = field(
+        formerly="num_batches",
         default=None,
         at_least=1,
         less_than=_STEPS,
         help="Number of validation batches; None: all.",
     )
     metric: str = field(default="loss", help="Metric that chooses the best checkpoint.")
-    better: Literal["lower", "higher"] | None = field(
-        default=None, help="Direction of the metric; None: as Keras knows it."
+    mode: Literal["min", "max"] | None = field(
+        formerly="better",
+        former_values={"lower": "min", "higher": "max"},
+        default=None,
+        help="Direction of the metric; None: as Keras knows it.",
     )
     patience: int | None = field(
         default=None,
@@ -297,10 +323,10 @@ class Evaluation(Hyperparams):
 
     def validate(self) -> None:
         """Checks that there are evaluations to be patient for."""
-        if self.patience is not None and self.steps is None:
+        if self.patience is not None and self.every_steps is None:
             raise HyperparameterError(
                 "patience: expected None, as there are no evaluations in between; "
-                f"received {self.patience}. Give evaluation.steps as well."
+                f"received {self.patience}. Give evaluation.every_steps as well."
             )
 
     def check(self, metrics: Any, outputs: Sequence[str] = ()) -> None:
@@ -319,12 +345,12 @@ class Evaluation(Hyperparams):
                 f"evaluation.metric: expected one of {', '.join(names)}; received "
                 f"{self.metric!r}."
             )
-        if self.steps is not None:
+        if self.every_steps is not None:
             self.direction(metrics, outputs)
 
     def direction(
         self, metrics: Any, outputs: Sequence[str] = ()
-    ) -> Literal["lower", "higher"]:
+    ) -> Literal["min", "max"]:
         """Returns the direction in which the metric improves.
 
         Args:
@@ -332,23 +358,23 @@ class Evaluation(Hyperparams):
             outputs: The names of the model's outputs.
 
         Raises:
-            HyperparameterError: If neither `better` nor the metric's class says it.
+            HyperparameterError: If neither `mode` nor the metric's class says it.
         """
         from tfgpipe._compat import keras_internals
 
-        if self.better is not None:
-            return self.better
+        if self.mode is not None:
+            return self.mode
         found = _by_name(metrics, outputs)[self.metric]
         if found == "loss":
-            return "lower"
+            return "min"
         better = keras_internals.compiled.preferred_direction(found)
         if better is None:
             raise HyperparameterError(
-                "evaluation.better: expected lower or higher, as Keras does not say "
+                "evaluation.mode: expected min or max, as Keras does not say "
                 f"which of two values of {self.metric!r}, a {type(found).__name__}, is "
                 "better; received None."
             )
-        return better
+        return "min" if better == "lower" else "max"
 
 
 def _by_name(metrics: Any, outputs: Sequence[str]) -> dict[str, Any]:
@@ -450,17 +476,18 @@ class Optimizer(Hyperparams):
         less_than=1,
         help="Fraction of the steps in which the rate rises linearly.",
     )
-    momentum: float = field(
+    beta_1: float = field(
+        formerly="momentum",
         default=0.9,
         at_least=0,
         less_than=1,
-        help="Decay of first moments, beta 1; adafactor has none.",
+        help="Decay of first moments; momentum of sgd; adafactor has none.",
     )
     beta_2: float = field(
         default=0.98,
         at_least=0,
         less_than=1,
-        help="Decay of second moments, beta 2: adamw, lamb, lion.",
+        help="Decay of second moments: adamw, lamb, lion.",
     )
     weight_decay: float = field(
         default=0.01,
@@ -474,16 +501,21 @@ class Optimizer(Hyperparams):
     learning_rates: tuple[str, ...] = field(
         default=(), help="PATTERN=FACTOR of the learning rate, as *embedding*=0.1."
     )
-    clip_norm: float | None = field(
+    global_clipnorm: float | None = field(
+        formerly="clip_norm",
         default=1.0,
         at_least=0,
         less_than=math.inf,
         help="Clips gradients to this global norm; None: does not.",
     )
-    accumulate: int = field(
-        default=1, at_least=1, help="Gradient accumulation: steps of an update."
+    gradient_accumulation_steps: int = field(
+        formerly="accumulate",
+        default=1,
+        at_least=1,
+        help="Steps whose gradients make an update.",
     )
-    average: float | None = field(
+    ema_decay: float | None = field(
+        formerly="average",
         default=None,
         at_least=0,
         less_than=1,
@@ -495,9 +527,9 @@ class Optimizer(Hyperparams):
 
     def validate(self) -> None:
         """Checks that clipping leaves something of gradients."""
-        if self.clip_norm == 0:
+        if self.global_clipnorm == 0:
             raise HyperparameterError(
-                "clip_norm: expected a number above 0, or None for no clipping; "
+                "global_clipnorm: expected a number above 0, or None for no clipping; "
                 "received 0."
             )
 
@@ -507,27 +539,30 @@ class Optimizer(Hyperparams):
         Raises:
             HyperparameterError: If the run is over before the first update.
         """
-        if self.accumulate > num_steps:
+        if self.gradient_accumulation_steps > num_steps:
             raise HyperparameterError(
-                "optimizer.accumulate: expected at most training.num_steps="
+                "optimizer.gradient_accumulation_steps: expected at most "
+                "training.num_steps="
                 f"{num_steps}, or no weight is ever updated; received "
-                f"{self.accumulate}."
+                f"{self.gradient_accumulation_steps}."
             )
 
         from tfgpipe_trainer import optimizers
 
         arguments: dict[str, Any] = {}
         if self.name in ("adamw", "lamb", "lion"):
-            arguments = {"beta_1": self.momentum, "beta_2": self.beta_2}
+            arguments = {"beta_1": self.beta_1, "beta_2": self.beta_2}
         elif self.name == "sgd":
-            arguments = {"momentum": self.momentum}
-        if self.average is not None:
-            arguments |= {"use_ema": True, "ema_momentum": self.average}
-        if self.accumulate > 1:
-            arguments |= {"gradient_accumulation_steps": self.accumulate}
+            arguments = {"momentum": self.beta_1}
+        if self.ema_decay is not None:
+            arguments |= {"use_ema": True, "ema_momentum": self.ema_decay}
+        if self.gradient_accumulation_steps > 1:
+            arguments |= {
+                "gradient_accumulation_steps": self.gradient_accumulation_steps
+            }
         arguments |= {
             "weight_decay": self.weight_decay,
-            "global_clipnorm": self.clip_norm,
+            "global_clipnorm": self.global_clipnorm,
             **keyword_arguments(
                 "optimizer.arguments", self.arguments, example="epsilon=1e-6"
             ),
@@ -611,8 +646,11 @@ class Precision(Hyperparams):
         less_than=_STEPS,
         help="Step after which ranges are frozen; None: never.",
     )
-    ranges: Literal["ramped", "slow"] = field(
-        default="ramped", help="ramped: moving averages with a decay that rises."
+    range_warmup: bool = field(
+        formerly="ranges",
+        former_values={"ramped": "True", "slow": "False"},
+        default=True,
+        help="Moving averages of ranges have a decay that rises.",
     )
 
     def validate(self) -> None:
@@ -653,7 +691,7 @@ class Precision(Hyperparams):
             return model_or_layers
         from tfgpipe import quantization
 
-        activations = quantization.MovingAverageRange(ramp=self.ranges == "ramped")
+        activations = quantization.MovingAverageRange(ramp=self.range_warmup)
         scheme = quantization.default_8bit(activations=activations)
         for kind, rule in rules().items():
             scheme = scheme.with_rule(kind, rule)

@@ -52,7 +52,7 @@ def line(measured: Mapping[str, float], part: str = "") -> str:
 
 def validated_part(experiment: Experiment) -> str:
     """Names the part of the validation split that is measured; empty if all is."""
-    number = experiment.evaluation.num_batches
+    number = experiment.evaluation.max_batches
     if number is None:
         return ""
     count = number * experiment.training.batch_size

@@ -24,7 +24,11 @@ from tfgpipe_trainer.config import (
     Training,
     WarmStart,
 )
-from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe_trainer.hyperparams import (
+    HyperparameterError,
+    Hyperparams,
+    field,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -53,7 +57,7 @@ class Experiment(Hyperparams, abc.ABC):
         default=Optimizer(), help="Optimizer and learning rate."
     )
     training: Training = field(default=Training(), help="Length and batch size.")
-    saving: Saving = field(default=Saving(), help="Checkpoints.")
+    checkpoint: Saving = field(formerly="saving", default=Saving(), help="Checkpoints.")
     evaluation: Evaluation = field(
         default=Evaluation(), help="Evaluation on the validation split."
     )
@@ -207,7 +211,7 @@ class Experiment(Hyperparams, abc.ABC):
         from tfgpipe_trainer import batches
 
         found, training = self.examples(split), self.training
-        size, number = training.batch_size, self.evaluation.num_batches
+        size, number = training.batch_size, self.evaluation.max_batches
         steps = range(first_step, training.num_steps)
         if isinstance(found, tf.data.Dataset):
             if split == "validation":
@@ -216,7 +220,7 @@ class Experiment(Hyperparams, abc.ABC):
                     and found.cardinality() == tf.data.INFINITE_CARDINALITY
                 ):
                     raise HyperparameterError(
-                        "evaluation.num_batches: expected a number, as the dataset of "
+                        "evaluation.max_batches: expected a number, as the dataset of "
                         "validation examples has no end; received None."
                     )
                 batches_found = found.batch(size).prefetch(2)

@@ -44,8 +44,8 @@ _MODES_OF = {
     "sweep_index": _TRAINING,
     "set": tuple(mode for mode in MODES if mode not in ("diff", "template")),
     "checkpoint": _OF_CHECKPOINTS,
-    "follow": ("eval",),
-    "dry_run": _TRAINING,
+    "watch": ("eval",),
+    "smoke_test": _TRAINING,
     "allow_changes": (*_TRAINING, *_OF_CHECKPOINTS),
     "trace_steps": _TRAINING,
     "profile_steps": _TRAINING,
@@ -53,13 +53,15 @@ _MODES_OF = {
     "tpu_zone": _COMPUTING,
     "cluster": _COMPUTING,
     "hosts": _TRAINING,
-    "host": _TRAINING,
+    "host_index": _TRAINING,
     "device": (*_COMPUTING, "tune", "verify", "doctor"),
+    "target": ("inspect",),
 }
+_FORMER = {"follow": "watch", "dry_run": "smoke_test", "host": "host_index"}
 _EXCLUDED_BY = {
-    "follow": ("checkpoint",),
-    "sweep": ("dry_run", "hosts", "cluster"),
-    "dry_run": ("trace_steps", "profile_steps", "allow_changes"),
+    "watch": ("checkpoint",),
+    "sweep": ("smoke_test", "hosts", "cluster"),
+    "smoke_test": ("trace_steps", "profile_steps", "allow_changes"),
 }
 
 HELP = """\
@@ -74,13 +76,13 @@ Trains an experiment: python -m trainer --params=NAME
                   inspect  stages, costs  tokenizer  train it  doctor  machine
                   describe  hyperparameters    diff A B  of experiments, or runs
   --checkpoint=N  the step to eval, decode or export; or latest, or best
-  --follow        eval each new checkpoint until the run ends
-  --dry_run       build, make one step on zeros, print the plan
+  --watch         eval each new checkpoint until the run ends
+  --smoke_test    build, make one step on zeros, print the plan
   --allow_changes go on with DIR's run with other hyperparameters
   --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
   --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
-  --hosts=HOST:PORT,... --host=I  one replica on each host; this is the I-th
-  --device=cpu    train on the CPU; inspect for another: --device=h100-80g
+  --hosts=HOST:PORT,... --host_index=I  a replica on each host; this is the I-th
+  --device=cpu    train on the CPU;  --target=h100-80g  inspect for that device
   --sweep=A.B=X,Y  a run for each value;  --sweep_index=I  the I-th alone
 Exit status
   0  done                       3  diverged: loss or gradient not finite
@@ -101,15 +103,16 @@ class Flags:
     sweep: list[str]
     sweep_index: int | None
     checkpoint: str
-    follow: bool
-    dry_run: bool
+    watch: bool
+    smoke_test: bool
     allow_changes: bool
     tpu: str
     tpu_zone: str
     cluster: str
     hosts: str
     device: str
-    host: int | None
+    target: str
+    host_index: int | None
     trace_steps: tuple[int, int] | None
     profile_steps: tuple[int, int] | None
     help: bool
@@ -133,16 +136,16 @@ def define() -> absl.flags.FlagValues:
         absl.flags.DEFINE_multi_string(name, [], None, flag_values=flags)
     # The supervisor, `python -m tfgpipe.cluster launch`, says it in the environment.
     cluster = os.environ.get(WORKERS_VARIABLE, "")
-    names = ("params", "logdir", "tpu", "tpu_zone", "hosts")
+    names = ("params", "logdir", "tpu", "tpu_zone", "hosts", "target")
     texts = {**dict.fromkeys(names, ""), "cluster": cluster}
     texts.update(checkpoint="latest", device="auto")
     for name, default in texts.items():
         absl.flags.DEFINE_string(name, default, None, flag_values=flags)
-    for name in ("host", "sweep_index"):
+    for name in ("host_index", "sweep_index"):
         absl.flags.DEFINE_integer(name, None, None, flag_values=flags)
     for name in ("trace_steps", "profile_steps"):
         absl.flags.DEFINE_list(name, [], None, flag_values=flags)
-    for name in ("follow", "dry_run", "allow_changes"):
+    for name in ("watch", "smoke_test", "allow_changes"):
         absl.flags.DEFINE_bool(name, False, None, flag_values=flags)
     absl.flags.DEFINE_bool("help", False, None, short_name="h", flag_values=flags)
     return flags
@@ -157,6 +160,12 @@ def parse(argv: Sequence[str]) -> Flags:
     values = define()
     try:
         stray = values(argv)[1:]
+    except absl.flags.UnrecognizedFlagError as error:
+        if new := _FORMER.get(error.flagname):
+            raise UsageError(
+                f"Expected --{new}; received its former name --{error.flagname}."
+            ) from None
+        raise UsageError(str(error)) from None
     except absl.flags.Error as error:
         raise UsageError(str(error)) from None
     mode = values["mode"].value
@@ -171,9 +180,9 @@ def parse(argv: Sequence[str]) -> Flags:
         raise UsageError(
             f"Expected flags only, such as --params=lm.Tiny; received {stray[0]!r}."
         )
-    for path in (values["logdir"].value if values["follow"].value else "", *stray):
+    for path in (values["logdir"].value if values["watch"].value else "", *stray):
         if is_remote(path):
-            what = "--mode=diff" if stray else "--follow"
+            what = "--mode=diff" if stray else "--watch"
             raise UsageError(
                 f"Expected a folder of this machine for {what}; received {path!r}. "
                 "Copy it here."
@@ -189,7 +198,7 @@ def parse(argv: Sequence[str]) -> Flags:
             "Expected --device=cpu without --tpu and --cluster, as it is about the "
             "devices of this machine."
         )
-    _check_device(values["device"].value, mode)
+    _check_device(values["device"].value, values["target"].value)
     _check_checkpoint(values["checkpoint"].value)
     values["logdir"].value = os.path.expanduser(values["logdir"].value)
     own = [each.name for each in dataclasses.fields(Flags) if each.name in values]
@@ -214,15 +223,20 @@ def _check_mode(values: absl.flags.FlagValues) -> None:
                 raise UsageError(f"Expected --{name} without --{other}.")
 
 
-def _check_device(name: str, mode: str) -> None:
-    if name in ("auto", "cpu"):
+def _check_device(device: str, target: str) -> None:
+    if device not in ("auto", "cpu"):
+        raise UsageError(
+            f"Expected --device=auto or cpu; received {device!r}. With --mode=inspect "
+            f"another device is --target={device}."
+        )
+    if not target:
         return
     from tfgpipe.accelerators import PLATFORMS
 
-    if mode != "inspect" or name not in PLATFORMS:
+    if target not in PLATFORMS:
         raise UsageError(
-            "Expected --device=auto or cpu, or with --mode=inspect one of "
-            f"{', '.join(PLATFORMS)}; received {name!r} with --mode={mode}."
+            f"Expected --target to be one of {', '.join(PLATFORMS)}; received "
+            f"{target!r}."
         )
 
 

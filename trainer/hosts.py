@@ -114,7 +114,9 @@ def find_hosts(listed: str, index: int | None) -> Hosts:
     """
     if not listed:
         if index is not None:
-            raise UsageError("Expected --hosts=HOST:PORT,..., which --host=I is of.")
+            raise UsageError(
+                "Expected --hosts=HOST:PORT,..., which --host_index=I is of."
+            )
         return _configured(os.environ.get(_VARIABLE, ""))
     try:
         workers = [str(address) for address in cluster.parse_addresses(listed)]
@@ -122,8 +124,8 @@ def find_hosts(listed: str, index: int | None) -> Hosts:
         raise UsageError(f"--hosts: {error}") from None
     if index is None or not 0 <= index < len(workers):
         raise UsageError(
-            f"Expected --host=I, from 0 to {len(workers) - 1}, which of --hosts this "
-            f"is; received {'none' if index is None else index}."
+            f"Expected --host_index=I, from 0 to {len(workers) - 1}, which of --hosts "
+            f"this is; received {'none' if index is None else index}."
         )
     os.environ[_VARIABLE] = json.dumps(
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}

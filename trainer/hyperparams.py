@@ -34,7 +34,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Self, TypeVar, Union
+from typing import Any, Literal, NamedTuple, Self, TypeVar, Union
 
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
@@ -43,12 +43,26 @@ class HyperparameterError(ValueError):
     """A hyperparameter has a wrong name or a wrong value."""
 
 
+class Former(NamedTuple):
+    """A hyperparameter of another name before.
+
+    Attributes:
+        name: Its name now.
+        values: Texts of values of now, by those of before that have changed.
+    """
+
+    name: str
+    values: Mapping[str, str] = {}
+
+
 def field(
     *,
     default: Any,
     help: str,  # noqa: A002 (as in argparse and absl)
     at_least: float | None = None,
     less_than: float | None = None,
+    formerly: str = "",
+    former_values: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Any:
     """Declares one hyperparameter.
 
@@ -57,6 +71,8 @@ def field(
         help: One line, for `describe`.
         at_least: The smallest number allowed.
         less_than: Upper bound of the numbers allowed, exclusive.
+        formerly: Its former name, which is refused but in a text of `to_text`.
+        former_values: Texts of values of now, by those of before that have changed.
 
     Example:
 
@@ -70,7 +86,13 @@ def field(
     """
     return dataclasses.field(
         default=default,
-        metadata={"help": help, "at_least": at_least, "less_than": less_than},
+        metadata={
+            "help": help,
+            "at_least": at_least,
+            "less_than": less_than,
+            "formerly": formerly,
+            "former_values": former_values,
+        },
     )
 
 
@@ -82,6 +104,10 @@ class Hyperparams:
     """Base class that makes each subclass a frozen, keyword-only dataclass."""
 
     def __init_subclass__(cls) -> None:
+        for name, former in cls.formers().items():
+            own = vars(cls).get(name)
+            if own is not None and not isinstance(own, dataclasses.Field):
+                raise TypeError(f"{cls.__name__}.{name}: {_renamed(former)}")
         annotations = inspect.get_annotations(cls)
         known: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         for base in reversed(cls.__mro__[1:]):
@@ -118,9 +144,23 @@ class Hyperparams:
     def __new__(cls, **values: object) -> Self:
         """Refuses an unknown name as text overrides do, with a suggestion."""
         names = [own.name for own in dataclasses.fields(cls)]
-        for name in values:
+        for name, value in values.items():
+            if name in (formers := cls.formers()):
+                renamed = _renamed(formers[name], str(value))
+                raise HyperparameterError(f"{name}: {renamed}")
             _check_name(name, names, cls)
         return super().__new__(cls)
+
+    @classmethod
+    def formers(cls) -> dict[str, Former]:
+        """Returns the fields that once had other names, by these."""
+        fields = dataclasses.fields(cls)
+        names = {"", *(own.name for own in fields)}
+        return {
+            own.metadata["formerly"]: Former(own.name, own.metadata["former_values"])
+            for own in fields
+            if own.metadata["formerly"] not in names
+        }
 
     def __post_init__(self) -> None:
         annotations = typing.get_type_hints(type(self))
@@ -241,7 +281,40 @@ def from_text(text: str, cls: type[Params]) -> Params:
         HyperparameterError: If a line, its name or its value is wrong.
     """
     lines = [line for line in text.split("\n") if line.strip() and line[0] != "#"]
-    return override(cls(), lines)
+    return override(cls(), [_of_now(line, cls) for line in lines])
+
+
+def _of_now(line: str, cls: type[Hyperparams]) -> str:
+    """Returns a line of text with the names and values of now."""
+    name, equals, value = (part.strip() for part in line.partition("="))
+    former = _former(name, cls)
+    if former is None:
+        return line
+    text = value.strip("'\"")
+    return f"{former.name} {equals} {former.values.get(text, value)}"
+
+
+def _former(name: str, cls: type[Hyperparams]) -> Former | None:
+    """Returns the name of now of a dotted former name, None for any other."""
+    parts: list[str] = []
+    group: type[Hyperparams] | None = cls
+    values: Mapping[str, str] = {}
+    for part in name.split("."):
+        found = (
+            Former(part) if group is None else group.formers().get(part, Former(part))
+        )
+        hints = {} if group is None else typing.get_type_hints(group)
+        group = _group(hints.get(found.name))
+        parts.append(found.name)
+        values = found.values
+    now = ".".join(parts)
+    return Former(now, values) if now != name else None
+
+
+def _renamed(former: Former, value: str = "") -> str:
+    value = value.strip("'\"")
+    now = f"={former.values[value]}" if value in former.values else ""
+    return f"expected {former.name}{now}; received its former name."
 
 
 def _assignments(
@@ -254,6 +327,9 @@ def _assignments(
             raise HyperparameterError(
                 f"{line}: expected NAME=VALUE, such as {names[0]}=VALUE."
             )
+        former = _former(name, cls)
+        if former is not None and name not in names:
+            raise HyperparameterError(f"{name}: {_renamed(former, text)}")
         _check_name(name, names, cls)
         yield name, _Text(text)
 

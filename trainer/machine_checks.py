@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
 from tfgpipe._util import readable_bytes
-from tfgpipe_trainer import listing
+from tfgpipe_trainer import catalog
 from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
@@ -162,7 +162,7 @@ def check_gpus(seen: Sequence[str]) -> Iterator[CheckResult]:
     """Yields results on the GPUs that TensorFlow uses, and on those it does not."""
     for i, name in enumerate(seen):
         yield CheckResult("ok", f"GPU:{i} is {name}.")
-    num_there = listing.num_gpus_there()
+    num_there = catalog.num_gpus_there()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if num_there > len(seen):
         why = (
@@ -266,7 +266,7 @@ def check_experiment(experiment: Experiment, *, num_gpus: int) -> Iterator[Check
     else:
         yield CheckResult("ok", f"{text}.")
     own = type(experiment)
-    needed = listing.describe(own.__name__, own.__doc__ or "").num_accelerators
+    needed = catalog.describe(own.__name__, own.__doc__ or "").num_accelerators
     if needed > num_gpus:
         text = f"It is made for {needed} accelerators; there are {num_gpus}"
         yield CheckResult("slow", f"{text}. CPU cores take many times as long.")

@@ -16,7 +16,8 @@ import absl.flags
 
 from tfgpipe import cluster
 from tfgpipe._util import report_crash
-from tfgpipe_trainer import devices, hosts, hyperparams, run_dir, stopping
+from tfgpipe_trainer import devices, hosts, hyperparams, preemption, run_dir
+from tfgpipe_trainer.catalog import listing
 from tfgpipe_trainer.errors import (
     CheckpointError,
     DivergedError,
@@ -34,8 +35,7 @@ from tfgpipe_trainer.files import is_remote
 from tfgpipe_trainer.flags import HELP, PROGRAM, Flags, define, parse, program
 from tfgpipe_trainer.hosts import Hosts
 from tfgpipe_trainer.hyperparams import HyperparameterError
-from tfgpipe_trainer.listing import listing
-from tfgpipe_trainer.stopping import ProcessEnd, Stopping
+from tfgpipe_trainer.preemption import ProcessEnd, Stopping
 
 _TRAINING = ("train_and_eval", "train")
 _OF_CHECKPOINTS = ("eval", "decode", "export")
@@ -114,7 +114,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack, argv: Sequence[str]) -> in
     if flags.mode == "template":
         _show(inspect.getsource(importlib.import_module(f"{PARAMS}.template")))
         return 0
-    run_hosts = hosts.find_hosts(flags.hosts, flags.host)
+    run_hosts = hosts.find_hosts(flags.hosts, flags.host_index)
     _check_mode(run_hosts, flags)
     # Of several hosts each may have another working directory.
     usual = not flags.logdir and run_hosts.count == 1 and bool(flags.params)
@@ -177,7 +177,7 @@ def _copy_of_run(
     """Returns the context of a copy here of a run's folder elsewhere."""
     from tfgpipe_trainer import remote_run
 
-    if flags.mode not in _TRAINING or flags.dry_run:
+    if flags.mode not in _TRAINING or flags.smoke_test:
         return remote_run.read(flags.logdir)
     return remote_run.trained(
         flags.logdir, host=run_hosts.index, is_chief=run_hosts.is_chief
@@ -207,14 +207,14 @@ def _run_in(
         stack.enter_context(run_hosts.speaking())
         stack.enter_context(run_hosts.leaving())
         stop = Stopping(status=cluster.EXIT_PREEMPTED)
-        if flags.mode in _TRAINING and not flags.dry_run:
+        if flags.mode in _TRAINING and not flags.smoke_test:
             folder = _folder_to_write(flags, experiment)
             if shows_folder:
                 print(f"The run's folder is {folder}.", flush=True)
             if run_hosts.is_chief:
                 stack.enter_context(run_dir.held(folder))
             stop = signals.enter_context(
-                stopping.on_signals(status=cluster.EXIT_PREEMPTED)
+                preemption.on_signals(status=cluster.EXIT_PREEMPTED)
             )
             stack.callback(stop.settle)
             if run_dir.holds_run(folder) and not flags.allow_changes:
@@ -308,7 +308,7 @@ def _folder_to_read(flags: Flags) -> Path:
         UsageError: If it is none.
     """
     folder = _logdir(flags)
-    if flags.follow:
+    if flags.watch:
         run_dir.wait_for_run(folder)
     elif not run_dir.holds_run(folder):
         what = {"eval": "evaluate"}.get(flags.mode, flags.mode)
@@ -326,8 +326,8 @@ def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
     """Refuses what several hosts do not do."""
     if run_hosts.count == 1 or flags.mode == "describe":
         return
-    if flags.mode not in _TRAINING or flags.dry_run:
-        what = "--dry_run" if flags.dry_run else f"--mode={flags.mode}"
+    if flags.mode not in _TRAINING or flags.smoke_test:
+        what = "--smoke_test" if flags.smoke_test else f"--mode={flags.mode}"
         raise UsageError(
             f"Expected one host for {what}; received {run_hosts.count}: several train "
             "alone. Leave out --hosts, or TF_CONFIG."
@@ -376,7 +376,7 @@ def _workers(flags: Flags, experiment: Experiment, run_hosts: Hosts) -> Iterator
         tpu=flags.tpu,
         workers=flags.cluster,
         # What is inspected for another device is traced on the CPU.
-        device="auto" if flags.device == "auto" else "cpu",
+        device="cpu" if flags.target else flags.device,
     )
     if connected is None:
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe_trainer import batches, devices, evaluators, hooks, run_dir, tools
+from tfgpipe_trainer import batches, benchmark, devices, evaluators, hooks, run_dir
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
 from tfgpipe_trainer.errors import CheckpointError
@@ -16,8 +16,7 @@ from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.export import export
 from tfgpipe_trainer.flags import Flags
 from tfgpipe_trainer.hosts import ALONE, Coordinator, Hosts
-from tfgpipe_trainer.stopping import Stopping
-from tfgpipe_trainer.tools import benchmark
+from tfgpipe_trainer.preemption import Stopping
 from tfgpipe_trainer.train import Options, build, print_plan, show_mesh, train
 
 
@@ -52,23 +51,23 @@ def _run(
     )
     model = build(experiment, scope)
     stopping.take_signals()
-    if flags.dry_run:
+    if flags.smoke_test:
         print_plan(experiment, model)
-        print(tools.step_on_zeros(experiment, model), flush=True)
+        print(benchmark.step_on_zeros(experiment, model), flush=True)
     elif flags.mode == "inspect":
         show_mesh(model, folder if flags.logdir else None)
         print_plan(experiment, model)
-        if flags.device not in ("auto", "cpu"):
+        if flags.target:
             batch = experiment.batches("train").element_spec
-            report = tfgpipe.dry_run(model, batch=batch, platform=flags.device)
+            report = tfgpipe.dry_run(model, batch=batch, platform=flags.target)
             print(f"\n{report}", flush=True)
     elif flags.mode == "benchmark":
-        print(benchmark(experiment, model), flush=True)
+        print(benchmark.benchmark(experiment, model), flush=True)
     elif flags.mode == "tune":
-        print(tools.tune(experiment, model), flush=True)
+        print(benchmark.tune(experiment, model), flush=True)
     elif flags.mode == "verify":
-        print(tools.verify(experiment, model), flush=True)
-    elif flags.follow:
+        print(benchmark.verify(experiment, model), flush=True)
+    elif flags.watch:
         evaluate_each(experiment, model, folder)
     elif flags.mode in ("train", "train_and_eval"):
         options = Options(
@@ -79,7 +78,9 @@ def _run(
             started=flags.started,
         )
         place = run_dir.checkpoints(folder)
-        saved = Checkpoints(place, model, experiment.saving, Coordinator(model, hosts))
+        saved = Checkpoints(
+            place, model, experiment.checkpoint, Coordinator(model, hosts)
+        )
         with hosts.writing(folder) as own:
             train(experiment, model, own, saved, stopping, options)
         if experiment.training.export and hosts.count == 1:
@@ -129,7 +130,7 @@ def _chosen(text: str, folder: Path) -> store.Checkpoint:
     if text == "best" and best is None:
         raise CheckpointError(
             f"Expected a run that has evaluated checkpoints; that of {folder} has not. "
-            "Train with --set=evaluation.steps=N, or give --checkpoint=latest."
+            "Train with --set=evaluation.every_steps=N, or give --checkpoint=latest."
         )
     step = best if text == "best" else int(text)
     there = store.steps(folder)

@@ -19,11 +19,11 @@ from tfgpipe.schedules import draw
 from tfgpipe_trainer import (
     devices,
     evaluators,
-    example_checks,
     hooks,
     hyperparams,
     loss_plot,
     run_dir,
+    validate_data,
 )
 from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.callbacks import (
@@ -50,8 +50,8 @@ from tfgpipe_trainer.evaluators import Evaluator
 from tfgpipe_trainer.experiment import Experiment, output_names
 from tfgpipe_trainer.goodput import EVALUATION, Clock
 from tfgpipe_trainer.measures import Measures
+from tfgpipe_trainer.preemption import Stopping
 from tfgpipe_trainer.progress import Progress
-from tfgpipe_trainer.stopping import Stopping
 from tfgpipe_trainer.writers import Metrics
 
 
@@ -164,17 +164,17 @@ def _train(
         batches = hooks.call(
             experiment, "batches", "train", first_step=first_step, shard=shard
         )
-        example_checks.check_shapes(model, loss, batches.element_spec)
-        example_checks.check_loss(model, loss, batches.element_spec)
-        return example_checks.whole_labels(loss, batches)
+        validate_data.check_shapes(model, loss, batches.element_spec)
+        validate_data.check_loss(model, loss, batches.element_spec)
+        return validate_data.whole_labels(loss, batches)
 
     training = coordinator.training(build)
     validation, part = None, ""
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
         batches = hooks.call(experiment, "batches", "validation")
-        example_checks.check_validation(model, loss, batches)
-        batches = example_checks.whole_labels(loss, batches)
+        validate_data.check_validation(model, loss, batches)
+        batches = validate_data.whole_labels(loss, batches)
         validation = coordinator.validation(batches)
         part = validated_part(experiment)
     with run_dir.written_to(folder):
@@ -252,7 +252,7 @@ def _train(
                 *profilers,
                 Timing(clock, first_step=first_step),
             ]
-            failed = example_checks.explained(
+            failed = validate_data.explained(
                 model, loss, lambda: [_batch(experiment, checkpointing.step)]
             )
             try:
@@ -299,7 +299,7 @@ def _measured(
     model: tfgpipe.PipelinedModel, loss: Any, validation: tf.data.Dataset
 ) -> Mapping[str, float]:
     """Evaluates a model; an error that labels are the cause of says so."""
-    with example_checks.explained(model, loss, lambda: validation):
+    with validate_data.explained(model, loss, lambda: validation):
         return evaluate(model, validation)
 
 

@@ -35,7 +35,7 @@ class Start:
         folder: The run's folder.
         step: The step that the run goes on from.
         text: The hyperparameters, `name = value` a line.
-        name: `"metrics"` of training, `"eval"` of `--follow`.
+        name: `"metrics"` of training, `"eval"` of `--watch`.
         title: The name of the experiment.
     """
 

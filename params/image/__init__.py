@@ -42,7 +42,7 @@ class Digits(ConvNetClassifier):
     optimizer: Optimizer = Optimizer(learning_rate=3e-3)
     augmentation: Augmentation = Augmentation(shift=1)
     training: Training = Training(num_steps=300, batch_size=64, log_every=100)
-    saving: Saving = Saving(checkpoint_steps=100)
+    checkpoint: Saving = Saving(every_steps=100)
 
 
 class AmoebaNetDSmall(AmoebaNetClassifier):
@@ -63,7 +63,7 @@ class AmoebaNetDSmall(AmoebaNetClassifier):
     augmentation: Augmentation = Augmentation(shift=3)
     model: AmoebaNet = AmoebaNet(num_layers=3, num_filters=16)
     training: Training = Digits.training.replace(num_steps=200, log_every=50)
-    saving: Saving = Saving(checkpoint_steps=50)
+    checkpoint: Saving = Saving(every_steps=50)
 
 
 class AmoebaNetD(AmoebaNetClassifier):
@@ -88,7 +88,7 @@ class AmoebaNetD(AmoebaNetClassifier):
     data: DigitImages = DigitImages(shape=(224, 224, 3), classes=1000, first_label=1)
     augmentation: Augmentation = Augmentation(shift=16, flip="horizontal")
     training: Training = Training(num_steps=80_000, batch_size=128)
-    saving: Saving = Saving(checkpoint_steps=500, checkpoint_minutes=30, keep_hours=12)
+    checkpoint: Saving = Saving(every_steps=500, every_minutes=30, keep_hours=12)
 
 
 class ResNet50(ResNetClassifier):
@@ -107,7 +107,7 @@ class ResNet50(ResNetClassifier):
     data: DigitImages = DigitImages(shape=(224, 224, 3))
     augmentation: Augmentation = AmoebaNetD.augmentation
     training: Training = AmoebaNetD.training.replace(num_steps=10_000)
-    saving: Saving = AmoebaNetD.saving
+    checkpoint: Saving = AmoebaNetD.checkpoint
 
 
 class DigitsQat(Digits):
@@ -122,5 +122,5 @@ class DigitsQat(Digits):
     """
 
     training: Training = Digits.training.replace(num_steps=400, export=True)
-    saving: Saving = Saving(checkpoint_steps=200)
+    checkpoint: Saving = Saving(every_steps=200)
     precision: Precision = Precision(quantize="8bit", quantize_start_step=100)

@@ -81,7 +81,7 @@ class ImageClassifier(Experiment):
         numbers = validation_indices(
             len(examples),
             batch_size=self.training.batch_size,
-            num_batches=self.evaluation.num_batches,
+            num_batches=self.evaluation.max_batches,
         )
         names = self.data.labels()
         number = right = 0

@@ -45,7 +45,9 @@ class Experts(Tiny):
     Result:    1.53 nats a byte; the bigram model has 2.36.
     """
 
-    pipelining: Pipelining = Tiny.pipelining.replace(num_shards=2, sharding="sequence")
+    pipelining: Pipelining = Tiny.pipelining.replace(
+        num_shards=2, tp_collective="sequence"
+    )
     model: Transformer = Tiny.model.replace(num_experts=4)
 
 
@@ -84,7 +86,7 @@ class Small(LanguageModel):
         num_layers=12, width=768, num_heads=12, mlp_width=3072, context=1024
     )
     training: Training = Training(num_steps=20_000, batch_size=64)
-    saving: Saving = Saving(checkpoint_steps=500, checkpoint_minutes=30, keep_hours=12)
+    checkpoint: Saving = Saving(every_steps=500, every_minutes=30, keep_hours=12)
 
 
 class Medium(Small):
@@ -131,7 +133,7 @@ class Llama(BackboneLanguageModel):
     pipelining: Pipelining = Tiny.pipelining
     optimizer: Optimizer = Tiny.optimizer
     training: Training = Tiny.training
-    saving: Saving = Tiny.saving
+    checkpoint: Saving = Tiny.checkpoint
     model: Backbone = Backbone(
         arguments=(
             *("num_layers=2", "hidden_dim=128", "intermediate_dim=344"),

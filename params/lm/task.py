@@ -140,7 +140,7 @@ class LanguageModel(Experiment):
     """A transformer that predicts the next token of a text, by default a byte."""
 
     # All windows of a large text would take longer than the steps between.
-    evaluation: Evaluation = Evaluation(num_batches=32)
+    evaluation: Evaluation = Evaluation(max_batches=32)
     data: Corpus = field(default=Corpus(), help="Text.")
     model: Transformer = field(default=Transformer(), help="Network.")
     sampling: Sampling = field(default=Sampling(), help="Sampling at the end.")
@@ -176,7 +176,7 @@ class LanguageModel(Experiment):
                 vocabulary_size=self._vocabulary_size,
                 start=self._start,
                 num_shards=self.pipelining.num_shards,
-                sharding=self.pipelining.sharding,
+                sharding=self.pipelining.tp_collective,
                 vocabulary=self._split_vocabulary(),
                 predicts=predicts,
             )
@@ -237,7 +237,7 @@ class LanguageModel(Experiment):
             ("precision.quantize", self.precision.quantize, "none"),
             ("pipelining.num_replicas", pipelining.num_replicas, 1),
             ("pipelining.num_shards", pipelining.num_shards, 1),
-            ("pipelining.layers", pipelining.layers, None),
+            ("pipelining.layers_per_stage", pipelining.layers_per_stage, None),
             ("pipelining.schedule", pipelining.schedule, Pipelining().schedule),
         ):
             if received != expected:
@@ -295,7 +295,7 @@ class LanguageModel(Experiment):
             text, length=length, stride=length + 1 if packed else 1
         )
         if split == "validation":
-            count = self.evaluation.num_batches
+            count = self.evaluation.max_batches
             if count is None and not packed:  # Windows side by side cover the text.
                 count = math.ceil(self._num_windows(text) / size)
             return batches.validation_batches(

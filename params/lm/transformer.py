@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 ops = keras.ops
-Sharding = Literal["sync", "ring", "sequence"]
+Sharding = Literal["gather", "ring", "sequence"]
 
 
 @keras.saving.register_keras_serializable(package="params")
@@ -146,7 +146,7 @@ class Block(keras.layers.Layer):
         mlp_width: int,
         dropout: float = 0.0,
         num_shards: int = 1,
-        sharding: Sharding = "sync",
+        sharding: Sharding = "gather",
         num_experts: int = 1,
         experts_per_token: int = 2,
         balancing: float = 0.0,
@@ -283,7 +283,7 @@ def decoder_only(
     vocabulary_size: int = 256,
     start: int | None = None,
     num_shards: int = 1,
-    sharding: Sharding = "sync",
+    sharding: Sharding = "gather",
     vocabulary: tfgpipe.layers.SplitVocabulary | None = None,
     predicts: bool = True,
 ) -> keras.Model:

@@ -1,7 +1,7 @@
 """Experiments on the class of every pixel: of shapes made by the program, or your own.
 
     --set='data.files=SCENES/images/*.jpg' --set='data.masks=SCENES/masks/*.png'
-    --set=data.classes=3 --set=data.shape=128,128,3 --set=data.ignored=255
+    --set=data.classes=3 --set=data.shape=128,128,3 --set=data.ignore_class=255
 
 A mask has the name of its image, but for the suffix, and one channel, whose pixels are
 numbers of classes. Every tenth is for validation, unless others are named.
@@ -37,4 +37,4 @@ class UNet(Segmenter):
         batch_size=32,
         log_every=100,
     )
-    saving: Saving = Saving(checkpoint_steps=250)
+    checkpoint: Saving = Saving(every_steps=250)

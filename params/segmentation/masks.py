@@ -42,7 +42,7 @@ class Mask(Target):
             also = "" if self.ignored is None else f", or {self.ignored}"
             raise BadRecordError(
                 f"expected pixels of its mask from 0 to {self.classes - 1}{also}, as "
-                f"data.classes and data.ignored say; received {label[wrong][0]}"
+                f"data.classes and data.ignore_class say; received {label[wrong][0]}"
             )
         rows, columns = (
             ((np.arange(new) + 0.5) * old / new).astype(int)

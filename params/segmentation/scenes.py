@@ -38,8 +38,11 @@ class Scenes(Pictures):
         less_than=2**24,
         help="Number of classes.",
     )
-    ignored: int | None = field(
-        default=None, at_least=0, help="Class of pixels that the loss ignores."
+    ignore_class: int | None = field(
+        formerly="ignored",
+        default=None,
+        at_least=0,
+        help="Class of pixels that the loss ignores.",
     )
     shape: tuple[int, int, int] = field(
         default=(32, 32, 1), help="Height, width, channels that images are resized to."
@@ -81,7 +84,7 @@ class Scenes(Pictures):
         from tfgpipe_params.segmentation.masks import Mask
 
         height, width, _ = self.shape
-        return Mask((height, width), classes=self.classes, ignored=self.ignored)
+        return Mask((height, width), classes=self.classes, ignored=self.ignore_class)
 
     def records(self, name: str, pattern: str) -> Source:
         """Returns the images of some files, with their masks."""

@@ -70,7 +70,7 @@ class Segmenter(Experiment):
         import keras
 
         return keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, ignore_class=self.data.ignored
+            from_logits=True, ignore_class=self.data.ignore_class
         )
 
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -80,7 +80,7 @@ class Segmenter(Experiment):
         return [
             keras.metrics.MeanIoU(
                 self.data.classes,
-                ignore_class=self.data.ignored,
+                ignore_class=self.data.ignore_class,
                 sparse_y_pred=False,
                 name="iou",
             )
@@ -107,7 +107,7 @@ class Segmenter(Experiment):
         )
         steps = range(first_step, self.training.num_steps)
         if not trains:
-            steps = range(self.evaluation.num_batches or self._num_made_batches)
+            steps = range(self.evaluation.max_batches or self._num_made_batches)
         return from_function(make, steps, num_workers=self.training.num_workers)
 
     def examples(self, split: Split) -> ImageExamples:
@@ -141,7 +141,7 @@ class Segmenter(Experiment):
         rows: list[np.ndarray] = []
         for pixels, wanted in self.batches("validation").as_numpy_iterator():
             found = np.asarray(model.predict(pixels, verbose=0)).argmax(axis=-1)
-            counted = wanted != self.data.ignored
+            counted = wanted != self.data.ignore_class
             np.add.at(counts, (wanted[counted], found[counted]), 1)
             grey = pixels.mean(axis=-1)
             for image, *masks in zip(grey, wanted, found, strict=True):

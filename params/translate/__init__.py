@@ -22,7 +22,7 @@ class _OnTwoCores(Translation):
     pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=2, remat="none")
     optimizer: Optimizer = Optimizer(learning_rate=3e-3)
     training: Training = Training(num_steps=800, batch_size=64, log_every=100)
-    saving: Saving = Saving(checkpoint_steps=400)
+    checkpoint: Saving = Saving(every_steps=400)
 
 
 class Reversal(_OnTwoCores):
@@ -52,7 +52,7 @@ class Dates(_OnTwoCores):
 
     data: DatePairs = field(default=DatePairs(), help="Pairs of texts.")
     training: Training = _OnTwoCores.training.replace(num_steps=600)
-    saving: Saving = Saving(checkpoint_steps=300)
+    checkpoint: Saving = Saving(every_steps=300)
 
 
 class Files(_OnTwoCores):
@@ -69,4 +69,4 @@ class Files(_OnTwoCores):
 
     data: PairFiles = field(default=PairFiles(), help="Pairs of texts.")
     training: Training = _OnTwoCores.training.replace(num_steps=2000)
-    saving: Saving = Saving(checkpoint_steps=500)
+    checkpoint: Saving = Saving(every_steps=500)

@@ -92,10 +92,10 @@ def _flags(text: Path, *, num_stages: int, num_steps: int) -> list[str]:
         "pipelining.num_microbatches": 3,
         "training.batch_size": 3,
         "training.num_steps": num_steps,
-        "evaluation.num_batches": 2,
+        "evaluation.max_batches": 2,
         "training.log_every": 1,
         "training.log_seconds": 0,
-        "saving.checkpoint_steps": 5,
+        "checkpoint.every_steps": 5,
         "sampling.num_bytes": 5,
     }
     return ["--params=lm.Tiny", *(f"--set={n}={v}" for n, v in values.items())]

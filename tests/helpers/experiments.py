@@ -21,7 +21,7 @@ DIGITS = {
     "model.strides": "(2, 2)",
     "model.width": "16",
     "training.num_steps": "4",
-    "saving.checkpoint_steps": "2",
+    "checkpoint.every_steps": "2",
     "training.batch_size": "16",
     "precision.quantize_start_step": "1",
 }
@@ -38,7 +38,7 @@ CLASSIFIER = {
 def check_that_it_learns_as_alone(name: str) -> None:
     """Compares the weights of a classifier that is spread over devices."""
     for alone, spread in zip(
-        _weights("parallelism.Alone"), _weights(name), strict=True
+        _weights("parallelism.SingleDevice"), _weights(name), strict=True
     ):
         np.testing.assert_allclose(spread, alone, rtol=1e-4, atol=1e-5)
 
@@ -58,7 +58,7 @@ TEXT = [
     "model.num_heads=2",
     "model.context=12",
     "training.batch_size=8",
-    "evaluation.num_batches=2",
+    "evaluation.max_batches=2",
     "pipelining.num_microbatches=4",
 ]
 
@@ -74,7 +74,7 @@ SHAPES = [
     "model.num_filters=2",
     "training.num_steps=4",
     "training.batch_size=4",
-    "evaluation.num_batches=5",
+    "evaluation.max_batches=5",
 ]
 
 
@@ -97,7 +97,7 @@ def write_masks(folder: Path, num_images: int = 20) -> list[str]:
         f"data.files={folder}/images/*",
         f"data.masks={folder}/masks/*",
         "data.classes=2",
-        "data.ignored=255",
+        "data.ignore_class=255",
     ]
 
 
@@ -109,7 +109,7 @@ TRANSLATION = [
     "model.num_encoder_layers=1",
     "model.num_decoder_layers=1",
     "training.batch_size=8",
-    "evaluation.num_batches=1",
+    "evaluation.max_batches=1",
     "num_decoded=8",
 ]
 

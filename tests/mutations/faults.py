@@ -1925,7 +1925,7 @@ TRAINER = (
         "trainer/train.py",
         '"train", first_step=first_step, shard=shard',
         '"train", first_step=max(first_step - 1, 0), shard=shard',
-        ("tests/trainer/test_stopping.py::test_a_stopped_run_goes_on_exactly",),
+        ("tests/trainer/test_preemption.py::test_a_stopped_run_goes_on_exactly",),
     ),
     Fault(
         "a checkpoint of the old format whose index has changed is taken",
@@ -1937,8 +1937,8 @@ TRAINER = (
     Fault(
         "the worst checkpoint is kept as the best",
         "trainer/callbacks.py",
-        'sign = 1 if self._better == "lower" else -1',
-        'sign = -1 if self._better == "lower" else 1',
+        'sign = 1 if self._mode == "min" else -1',
+        'sign = -1 if self._mode == "min" else 1',
         (
             "tests/trainer/test_modes.py::"
             "test_the_metric_says_which_checkpoint_is_the_best",
@@ -2052,8 +2052,8 @@ TRAINER = (
     Fault(
         "scales and offsets of norms are decayed",
         "trainer/optimizers.py",
-        "if len(v.shape) < 2]",
-        "if len(v.shape) < 1]",
+        "matrix = len(v.shape) > 1 and",
+        "matrix = len(v.shape) > 0 and",
         ("tests/trainer/test_optimizers.py::test_only_matrices_decay",),
     ),
     Fault(
@@ -2085,7 +2085,7 @@ TRAINER = (
     ),
     Fault(
         "labels with fractions are cut to integers",
-        "trainer/example_checks.py",
+        "trainer/validate_data.py",
         "    return batches.map(check)",
         "    return batches",
         (
@@ -2116,8 +2116,8 @@ TRAINER = (
     Fault(
         "gradients of two steps are not accumulated",
         "trainer/config.py",
-        "if self.accumulate > 1:",
-        "if self.accumulate > 2:",
+        "if self.gradient_accumulation_steps > 1:",
+        "if self.gradient_accumulation_steps > 2:",
         (
             "tests/trainer/test_optimizers.py::"
             "test_updates_are_made_of_several_steps_and_schedules_count_all",

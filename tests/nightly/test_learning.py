@@ -81,7 +81,7 @@ def test_a_translator_learns_to_reverse() -> None:
         "training.num_steps=150",
         "optimizer.learning_rate=0.01",
         "num_decoded=64",
-        "evaluation.num_batches=2",
+        "evaluation.max_batches=2",
         "pipelining.num_stages=1",
     )
     model = experiment.build_model()

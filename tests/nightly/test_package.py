@@ -140,6 +140,6 @@ def test_the_trainer_runs_from_the_wheel(tmp_path: Path) -> None:
 
     assert "tfgpipe-train --params=lm.Tiny" in run()
     (folder / "mine.py").write_text(run("--mode=template"), "utf-8")
-    short = ["--set=training.num_steps=4", "--set=evaluation.steps=2"]
+    short = ["--set=training.num_steps=4", "--set=evaluation.every_steps=2"]
     assert "step 4: validation loss" in run("--params=mine.Mine", *short)
     assert (folder / "runs" / "mine.Mine" / "params.txt").is_file()

@@ -8,7 +8,7 @@ from tests.helpers import experiments
 from tfgpipe_trainer.experiment import experiments as experiments_here
 
 NAMES = [name for name in experiments_here() if name.startswith("parallelism.")]
-NAMES.remove("parallelism.Alone")
+NAMES.remove("parallelism.SingleDevice")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,7 +38,7 @@ def experiment(folder: Path, *settings: str, name: str = "LlamaBackbone") -> Exp
             *(f"data.files={folder / 'text'}", "model.context=16"),
             *(f"model.backbone={name}", f"model.arguments={SIZES.get(name, '()')}"),
             *("training.batch_size=4", "pipelining.num_microbatches=2"),
-            *("optimizer.clip_norm=None", "optimizer.name=sgd", *settings),
+            *("optimizer.global_clipnorm=None", "optimizer.name=sgd", *settings),
         ],
     )
 
@@ -100,7 +100,7 @@ def test_a_preset_brings_its_weights(tmp_path: Path) -> None:
 
 def test_a_run_of_it_goes_on_and_draws_text(tmp_path: Path) -> None:
     text = runs.text_flags(tmp_path / "text")
-    ours = ("data", "training", "saving", "evaluation", "sampling")
+    ours = ("data", "training", "checkpoint", "evaluation", "sampling")
     flags = [x for x in text if x.removeprefix("--set=").startswith(ours)]
     sizes = SIZES["LlamaBackbone"]
     flags += [f"--set=model.arguments={sizes}", "--set=model.context=8"]

@@ -108,7 +108,7 @@ def test_a_network_of_ones_own_tells_as_many_classes_as_there_are(
     tmp_path: Path,
 ) -> None:
     experiment = override(
-        find("variants.OnImages")(),
+        find("variants.CustomImageModel")(),
         [
             f"data.files={image_files.write_folders(tmp_path, 12)}",
             "data.shape=(4, 4, 3)",
@@ -118,7 +118,7 @@ def test_a_network_of_ones_own_tells_as_many_classes_as_there_are(
 
 
 def test_a_limit_of_memory_is_in_gib() -> None:
-    pipelining = Pipelining(num_stages=1, num_microbatches=1, memory_limit=0.5)
+    pipelining = Pipelining(num_stages=1, num_microbatches=1, memory_limit_gib=0.5)
     model = pipelining.build([keras.layers.Dense(2)])
     assert model.config.memory_limit == 2**29
 

@@ -44,8 +44,8 @@ def test_the_named_experiments_are_all_there() -> None:
         "lm.Packed",
         "lm.Small",
         "lm.Tiny",
-        "parallelism.AllThree",
-        "parallelism.Alone",
+        "parallelism.DataPipelineTensor",
+        "parallelism.SingleDevice",
         "parallelism.DataParallel",
         "parallelism.Pipelined",
         "parallelism.PipelinedDataParallel",
@@ -58,8 +58,8 @@ def test_the_named_experiments_are_all_there() -> None:
         "translate.Reversal",
         "variants.FromDataset",
         "variants.FromItems",
-        "variants.OnImages",
-        "variants.OwnClass",
+        "variants.CustomImageModel",
+        "variants.SubclassedModel",
     ]
 
 
@@ -158,7 +158,10 @@ def test_layers_come_back_from_their_configuration(
 def test_experts_and_parts_of_a_sequence_are_those_of_one_device(corpus: str) -> None:
     """Two stages of two devices each, and the plain model."""
     settings = [corpus, "model.width=8", "model.num_heads=2", "model.mlp_width=8"]
-    shapes = ["num_shards=2", "sharding=sequence"], ["num_shards=1", "sharding=sync"]
+    shapes = (
+        ["num_shards=2", "tp_collective=sequence"],
+        ["num_shards=1", "tp_collective=gather"],
+    )
     losses = []
     for shape in shapes:
         keras.utils.set_random_seed(0)
@@ -203,7 +206,7 @@ def test_a_vocabulary_in_parts_is_that_of_one_device(corpus: str, softmax) -> No
         "precision.quantize=8bit",
         "pipelining.num_replicas=2",
         "pipelining.num_shards=2",
-        "pipelining.layers=1,4",
+        "pipelining.layers_per_stage=1,4",
         "pipelining.schedule=interleaved",
         "pipelining.num_stages=1",
     ],
@@ -382,7 +385,7 @@ def test_packed_batches_depend_on_seed_and_step_alone(paragraphs: str) -> None:
 
 
 def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
-    experiment = experiments.text("Packed", paragraphs, "evaluation.num_batches=1")
+    experiment = experiments.text("Packed", paragraphs, "evaluation.max_batches=1")
     for split in ("train", "validation"):
         documents = experiment.data.read_documents(split)
         table = {row.tobytes() for row in pack(documents, size=13)}

@@ -14,13 +14,13 @@ from tfgpipe_trainer.main import main
 @pytest.mark.parametrize(
     ("name", "spread"),
     [
-        ("Alone", (1, 1, 1)),
+        ("SingleDevice", (1, 1, 1)),
         ("DataParallel", (2, 1, 1)),
         ("Pipelined", (1, 2, 1)),
         ("PipelinedDataParallel", (2, 2, 1)),
         ("TensorParallel", (1, 1, 2)),
         ("TensorParallelRing", (1, 1, 2)),
-        ("AllThree", (2, 2, 2)),
+        ("DataPipelineTensor", (2, 2, 2)),
     ],
 )
 def test_an_experiment_has_the_replicas_stages_and_shards_that_it_says(
@@ -35,7 +35,7 @@ def test_an_experiment_has_the_replicas_stages_and_shards_that_it_says(
 
 
 def test_spread_in_all_ways_at_once_it_learns_the_same() -> None:
-    experiments.check_that_it_learns_as_alone("parallelism.AllThree")
+    experiments.check_that_it_learns_as_alone("parallelism.DataPipelineTensor")
 
 
 def test_inspecting_draws_who_holds_what(

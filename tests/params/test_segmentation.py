@@ -167,7 +167,7 @@ def test_masks_that_do_not_fit_are_named(
     assert "received [2, 2, 3] in" in said
     assert (
         "01.png: expected pixels of its mask from 0 to 1, or 255, as data.classes and "
-        "data.ignored say; received 5"
+        "data.ignore_class say; received 5"
     ) in said
 
 

@@ -17,7 +17,7 @@ import tfgpipe
 from tests.trainer import runs
 from tfgpipe.stage import progress
 from tfgpipe_params import template
-from tfgpipe_trainer import example_checks, hooks
+from tfgpipe_trainer import hooks, validate_data
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.evaluate import evaluate, show_comparison
 from tfgpipe_trainer.experiment import Experiment, find
@@ -29,7 +29,7 @@ SHORT = [
     "--set=training.num_steps=6",
     "--set=training.log_every=1",
     "--set=width=8",
-    "--set=saving.checkpoint_steps=2",
+    "--set=checkpoint.every_steps=2",
 ]
 
 
@@ -43,7 +43,7 @@ def _without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [
         "template.Mine",
-        *(f"variants.{x}" for x in ("FromDataset", "FromItems", "OwnClass")),
+        *(f"variants.{x}" for x in ("FromDataset", "FromItems", "SubclassedModel")),
     ],
 )
 def test_it_trains_and_goes_on_exactly(
@@ -53,7 +53,7 @@ def test_it_trains_and_goes_on_exactly(
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert main([*command, f"--logdir={whole}"]) == 0
     assert "accuracy" in capsys.readouterr().out
-    if name == "variants.OwnClass":  # Its data are those of `Mine`.
+    if name == "variants.SubclassedModel":  # Its data are those of `Mine`.
         return
     shutil.copytree(whole, stopped)
     for step in store.steps(stopped / "checkpoints")[1:]:
@@ -372,7 +372,7 @@ def test_a_loss_of_the_network_may_be_all_that_is_learnt() -> None:
         num_microbatches=1,
     )
     spec = (tf.TensorSpec([4, 3]), tf.TensorSpec([4]))
-    example_checks.check_loss(model, lambda y, p: 0.0, spec)
+    validate_data.check_loss(model, lambda y, p: 0.0, spec)
 
 
 def test_a_network_of_unknown_input_is_refused() -> None:
@@ -395,5 +395,5 @@ def test_a_group_is_changed_without_an_annotation() -> None:
 
 
 def test_a_network_on_images_takes_their_shape_and_classes() -> None:
-    network = find("variants.OnImages")().network()
+    network = find("variants.CustomImageModel")().network()
     assert (network.input_shape, network.output_shape) == ((None, 8, 8, 1), (None, 10))

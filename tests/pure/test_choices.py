@@ -31,16 +31,14 @@ OTHERS = {
     ("spmd.layer", "partitioned", "auto"),
     ("stage.options", "jit_compile", "auto"),
     # Of the trainer, formats of images and kinds of devices.
-    ("data.images", "format", "auto"),
-    *(
-        (name, "device", "auto")
-        for name in ("devices", "machine_checks", "main", "modes")
-    ),
-    ("flags", "name", "auto"),
+    ("__init__", "__name__", "params"),  # Of the folder.
+    ("image.amoebanet", "what", "none"),
+    ("image.images", "format", "auto"),
+    *((name, "device", "auto") for name in ("devices", "machine_checks", "flags")),
     # Of the trainer, which has "none" for None.
     ("config", "quantize", "none"),
     ("config", "transfer_dtype", "none"),
-    ("data.images", "cache", "memory"),
+    ("image.images", "cache", "memory"),
 }
 
 # Keras' own attribute, the strategy that partitions computations, and an argument that
@@ -56,7 +54,7 @@ NOT_OF_STAGES = {
 def test_no_name_of_a_policy_or_kind_is_compared() -> None:
     found = [
         (name, subject, compared)
-        for top in ("tfgpipe", "trainer")
+        for top in ("tfgpipe", "trainer", "params")
         for name, path in modules(top).items()
         for subject, compared in _comparisons(ast.parse(path.read_text("utf-8")))
     ]

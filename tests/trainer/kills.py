@@ -41,7 +41,7 @@ def check_that_kills_change_nothing(
         training__num_steps=num_steps,
         training__num_workers=num_workers,
         model__dropout=0.2,
-        optimizer__average=0.9,
+        optimizer__ema_decay=0.9,
     )
     whole, killed = folder / "whole", folder / "killed"
     in_peace = _started(folder / "log-0", 0, [*flags, f"--logdir={whole}"])

@@ -12,8 +12,8 @@ _SMALL = {
     "training.num_steps": 8,
     "training.log_every": 1,
     "training.log_seconds": 0,
-    "saving.checkpoint_steps": 2,
-    "evaluation.num_batches": 2,
+    "checkpoint.every_steps": 2,
+    "evaluation.max_batches": 2,
 }
 
 

@@ -282,7 +282,7 @@ def test_not_more_than_two_are_held_in_memory(
 
 
 def test_at_once_means_before_training_goes_on(tmp_path: Path) -> None:
-    saved = Checkpoints(tmp_path, _model(), Saving(write="at_once"))
+    saved = Checkpoints(tmp_path, _model(), Saving(async_save=False))
     saved.save(saved.copy(1, {}))
     assert store.steps(tmp_path) == [1]
 
@@ -352,7 +352,7 @@ def test_on_a_full_disk_old_checkpoints_make_room_for_new_ones(
         write(folder, values)
 
     monkeypatch.setattr(store, "write_tensors", write_if_room)
-    saved = Checkpoints(tmp_path, _model(), Saving(keep=5, write="at_once"))
+    saved = Checkpoints(tmp_path, _model(), Saving(keep=5, async_save=False))
     for step in range(1, 6):
         saved.save(saved.copy(step, {"best_step": 2}))
     saved.check()

@@ -19,7 +19,7 @@ from tfgpipe_trainer.main import main
 
 SHORT = [
     *(f"--params={__name__}.Mine", "--set=training.num_steps=6", "--set=width=8"),
-    *("--set=training.log_every=3", "--set=saving.checkpoint_steps=2"),
+    *("--set=training.log_every=3", "--set=checkpoint.every_steps=2"),
 ]
 
 

@@ -44,7 +44,7 @@ def made(request: pytest.FixtureRequest) -> Any:
             batch_norm="deferred",
         )
         made(keras.Input([4]))
-        made.compile(Optimizer(average=0.9).build(6), "mse")
+        made.compile(Optimizer(ema_decay=0.9).build(6), "mse")
         made.optimizer.build(made.trainable_variables)
         return made
 
@@ -97,7 +97,7 @@ def test_a_step_left_out_has_not_been(by: float, model: Any) -> None:
     keras.utils.set_random_seed(0)
     initial = variable_names.copies(variable_names.everything(model))
     notes = RunState()
-    _fit(model, _spoilt(by), notes, nonfinite="skip")
+    _fit(model, _spoilt(by), notes, on_nonfinite="skip")
     received = _values(model)
     assert notes.skipped == [BAD]
     for name, variable in variable_names.everything(model).items():
@@ -163,21 +163,24 @@ def test_only_so_many_steps_are_left_out(model: Any) -> None:
         DivergedError,
         match=r"at step 4, .*Steps 3 were left out before it, as many as training\.max",
     ):
-        _fit(model, batches, RunState(), nonfinite="skip", max_skips=1)
+        _fit(model, batches, RunState(), on_nonfinite="skip", max_nonfinite_steps=1)
 
 
 def test_a_run_that_diverges_keeps_what_was_good(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    wild = ["--set=optimizer.learning_rate=1e38", "--set=optimizer.clip_norm=None"]
+    wild = [
+        "--set=optimizer.learning_rate=1e38",
+        "--set=optimizer.global_clipnorm=None",
+    ]
     wild += ["--set=training.num_steps=64", "--set=optimizer.name=sgd"]
     assert main([*small, *wild, f"--logdir={folder}"]) == 3
     error = capsys.readouterr().err
     # On a slow machine the progress of tracing stands before it.
     assert "\nDiverged: the loss is " in f"\n{error}"
     assert "Try a smaller optimizer.learning_rate" in error
-    assert "--set=training.nonfinite=skip" in error
+    assert "--set=training.on_nonfinite=skip" in error
     for step in store.steps(folder / "checkpoints"):
         store.read(folder / "checkpoints", step)
     assert all(np.isfinite(loss) for _, loss in runs.losses(folder))

@@ -44,11 +44,11 @@ def test_a_group_is_updated_as_by_an_optimizer_of_its_own(
         learning_rates=("dense/*=0.25", "*kernel=3", "dense_2/bias=0"),
         decayed=("dense/*", "dense_2/kernel"),
         weight_decay=0.5,
-        clip_norm=None,
+        global_clipnorm=None,
         schedule="constant",
         learning_rate=0.01,
         warmup=0.0,
-        accumulate=count,
+        gradient_accumulation_steps=count,
     )
     model, plain = _network(), _network()
     named = variable_names.weights(model)
@@ -91,7 +91,7 @@ def test_a_pipeline_of_replicas_has_them_as_one_device_has(shared: str) -> None:
         *("width=160", "training.batch_size=8", "pipelining.num_stages=2"),
         *("pipelining.num_microbatches=2", "optimizer.decayed=*kernel"),
         "optimizer.learning_rates=dense_1/*=0.1",
-        *("optimizer.clip_norm=None", "optimizer.weight_decay=0.5"),
+        *("optimizer.global_clipnorm=None", "optimizer.weight_decay=0.5"),
         *("optimizer.schedule=constant", "optimizer.warmup=0"),
     ]
     trained = []

@@ -63,7 +63,7 @@ def test_one_host_is_alone(configured) -> None:
         (
             "a:4000,b:4000",
             2,
-            "Expected --host=I, from 0 to 1, which of --hosts this is",
+            "Expected --host_index=I, from 0 to 1, which of --hosts this is",
         ),
         ("a:4000,b:4000", None, "received none."),
         ("", 0, "Expected --hosts=HOST:PORT"),
@@ -122,14 +122,14 @@ def test_what_hosts_cannot_share_is_refused(changes, words) -> None:
     ("flags", "words"),
     [
         (["--mode=decode"], "Expected --hosts with --mode=train_and_eval, train"),
-        (["--dry_run"], "Expected one host for --dry_run; received 2"),
+        (["--smoke_test"], "Expected one host for --smoke_test; received 2"),
         (["--cluster=a:4000"], "Expected one of --hosts, or TF_CONFIG, and --cluster"),
     ],
 )
 def test_what_several_hosts_do_not_do_is_refused(
     configured, small: list[str], flags: list[str], words: str, capsys
 ) -> None:
-    several = ["--hosts=a:4000,b:4000", "--host=0", "--logdir=nowhere"]
+    several = ["--hosts=a:4000,b:4000", "--host_index=0", "--logdir=nowhere"]
     assert main([*small, *several, *flags]) == 1
     assert words in capsys.readouterr().err
 
@@ -181,14 +181,14 @@ def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:
     flags = runs.flags(
         pipelining__num_replicas=2,
         training__num_steps=40,
-        saving__checkpoint_steps=15,
-        evaluation__steps=20,
+        checkpoint__every_steps=15,
+        evaluation__every_steps=20,
     )
     one, two = tmp_path / "one", tmp_path / "two"
     listed = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
 
     def start(index: int) -> Program:
-        host = [f"--hosts={listed}", f"--host={index}", f"--logdir={two}"]
+        host = [f"--hosts={listed}", f"--host_index={index}", f"--logdir={two}"]
         log = tmp_path / f"log-{index}"
         return fresh_processes.start("trainer", *flags, *host, log=log)
 

@@ -24,7 +24,7 @@ from tfgpipe_params.image.sources import (
     BadRecords,
     Source,
 )
-from tfgpipe_params.parallelism import Alone as Classifier
+from tfgpipe_params.parallelism import SingleDevice as Classifier
 from tfgpipe_trainer.batches import record_error, training_batches
 from tfgpipe_trainer.hyperparams import HyperparameterError
 

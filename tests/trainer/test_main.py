@@ -61,7 +61,7 @@ def test_a_run_is_in_a_folder_of_its_name(
     assert runs.losses(tmp_path / "runs/parallelism.Pipelined")[-1][0] == 2
     assert main(["trainer", *small, "--mode=eval"]) == 0
     assert "The checkpoint of step 2." in capsys.readouterr().out
-    assert main(["trainer", *small, "--dry_run"]) == 0
+    assert main(["trainer", *small, "--smoke_test"]) == 0
     assert "The run's folder" not in capsys.readouterr().out
 
 
@@ -75,7 +75,7 @@ def test_a_run_is_in_a_folder_of_its_name(
         ("stray --params=lm.Tiny", "received 'stray'"),
         ("--param=lm.Tiny", "Unknown command line flag 'param'. Did you mean: params"),
         ("--params=lm.Tiny --mode=trian", "should be one of <train_and_eval|train|e"),
-        ("--params=lm.Tiny --follow", "Expected --follow with --mode=eval only; re"),
+        ("--params=lm.Tiny --watch", "Expected --watch with --mode=eval only; re"),
         (
             "--params=lm.Tiny --mode=eval --checkpoint=x",
             "Expected --checkpoint=latest, best, or ",
@@ -533,7 +533,7 @@ def test_the_doctor_names_the_gpus_that_are_used_and_those_that_are_not(
     monkeypatch.setattr(
         tf.config.experimental, "get_device_details", lambda gpu: details
     )
-    monkeypatch.setattr("tfgpipe_trainer.listing.num_gpus_there", lambda: 3)
+    monkeypatch.setattr("tfgpipe_trainer.catalog.num_gpus_there", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert machine_checks.visible_gpus() == ["H100"] * 2
     found = machine_checks.check_gpus(["H100"] * 2)

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 import tfgpipe
 from tests.trainer import runs
-from tfgpipe_params.parallelism import Alone as Classifier
+from tfgpipe_params.parallelism import SingleDevice as Classifier
 from tfgpipe_trainer.callbacks import Checkpointing
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.run_state import RunState
@@ -28,7 +28,7 @@ from tfgpipe_trainer.evaluate import evaluate_each, validated_part
 from tfgpipe_trainer.experiment import Experiment, Split, output_names
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 from tfgpipe_trainer.main import main
-from tfgpipe_trainer.stopping import Stopping
+from tfgpipe_trainer.preemption import Stopping
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     place = tmp_path_factory.mktemp("modes")
     folder = place / "run"
     flags = runs.flags(
-        evaluation__steps=2,
-        optimizer__average=0.5,
-        optimizer__accumulate=2,
-        saving__keep=9,
+        evaluation__every_steps=2,
+        optimizer__ema_decay=0.5,
+        optimizer__gradient_accumulation_steps=2,
+        checkpoint__keep=9,
     )
     command = ["trainer", *flags, f"--logdir={folder}"]
     assert main(command) == 0
@@ -83,7 +83,7 @@ def test_the_folder_of_a_run_says_what_to_evaluate(trained, capsys) -> None:
     printed = capsys.readouterr().out
     assert "The checkpoint of step 8." in printed
     assert _line_of_the_model(folder, 8) in printed
-    changed = "--set=evaluation.num_batches=1"
+    changed = "--set=evaluation.max_batches=1"
     assert main(["trainer", "--mode=eval", f"--logdir={folder}", changed]) == 0
     assert capsys.readouterr().out.startswith(
         "Changed, for --mode=eval alone:\nevaluation.num_batches: 2 -> 1\n"
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(trained, capsys) -> None:
 
 def test_following_evaluates_each_until_the_run_ends(trained, capsys) -> None:
     command, folder = trained
-    assert main([*command, "--mode=eval", "--follow"]) == 0
+    assert main([*command, "--mode=eval", "--watch"]) == 0
     *others, record = runs.records(folder, "eval")
     assert [each["step"] for each in others] == [2, 4, 6]
     (final,) = (r for r in runs.records(folder) if r.get("final"))
@@ -116,7 +116,7 @@ def test_following_evaluates_each_until_the_run_ends(trained, capsys) -> None:
     assert printed.endswith(f"Nobody trains in {folder} any more.\n")
     # What is measured is not measured again.
     measured = runs.records(folder, "eval")
-    assert main([*command, "--mode=eval", "--follow"]) == 0
+    assert main([*command, "--mode=eval", "--watch"]) == 0
     assert "step 8" not in capsys.readouterr().out
     assert runs.records(folder, "eval") == measured
 
@@ -138,7 +138,7 @@ def test_all_validation_examples_are_taken_unless_fewer_are_asked_for(
     assert Evaluation().num_batches is None
     assert main(["trainer", "--mode=eval", f"--logdir={copy}"]) == 0
     assert capsys.readouterr().out.endswith(f"\non 8 of {size} examples\n")
-    every = "--set=evaluation.num_batches=None"
+    every = "--set=evaluation.max_batches=None"
     assert main(["trainer", "--mode=decode", f"--logdir={copy}", every]) == 0
     assert f" of {size} validation images" in capsys.readouterr().out
     with (copy / "decode" / "predictions.csv").open(newline="") as file:
@@ -191,7 +191,9 @@ def test_an_error_of_a_users_layer_is_no_wrong_hyperparameter() -> None:
         experiment.build_model()
     assert not isinstance(error.value, HyperparameterError)
     # What tfgpipe refuses is one.
-    experiment = TwoHeads(pipelining=Pipelining(num_stages=2, layers=(1, 2, 3)))
+    experiment = TwoHeads(
+        pipelining=Pipelining(num_stages=2, layers_per_stage=(1, 2, 3))
+    )
     with pytest.raises(HyperparameterError, match=r"^pipelining: "):
         experiment.build_model()
 
@@ -235,11 +237,11 @@ def test_validation_without_end_needs_a_number_of_batches() -> None:
         HyperparameterError, match=r"num_batches: expected a number, as"
     ):
         Endless().batches("validation")
-    some = Endless(evaluation=Evaluation(num_batches=3))
+    some = Endless(evaluation=Evaluation(max_batches=3))
     assert len(list(some.batches("validation"))) == 3
     assert validated_part(some) == "at most 96 examples"
     # Nor does an experiment with batches of its own say how many there are.
-    own = TwoHeads(evaluation=Evaluation(num_batches=3))
+    own = TwoHeads(evaluation=Evaluation(max_batches=3))
     assert validated_part(own) == "at most 96 examples"
 
 
@@ -249,7 +251,7 @@ def test_the_metrics_of_several_outputs_are_called_as_keras_calls_them(
 ) -> None:
     metric = "kind_accuracy" if by_name else "head3_accuracy"
     experiment = TwoHeads(
-        by_name=by_name, evaluation=Evaluation(steps=1, metric=metric)
+        by_name=by_name, evaluation=Evaluation(every_steps=1, metric=metric)
     )
     model = experiment.build_model()
     x, y = np.zeros((8, 3), "f4"), {"kind": np.zeros(8, int), "size": np.zeros((8, 1))}
@@ -298,7 +300,7 @@ def test_exporting_gives_files_that_need_no_pipeline(trained, capsys) -> None:
 
 def test_a_dry_run_leaves_nothing(small: list[str], tmp_path: Path, capsys) -> None:
     before = sorted(tmp_path.iterdir())
-    assert main([*small, "--dry_run", f"--logdir={tmp_path / 'run'}"]) == 0
+    assert main([*small, "--smoke_test", f"--logdir={tmp_path / 'run'}"]) == 0
     printed = capsys.readouterr().out
     assert "A step on zeros: loss " in printed
     assert "imbalance" in printed
@@ -307,7 +309,7 @@ def test_a_dry_run_leaves_nothing(small: list[str], tmp_path: Path, capsys) -> N
 
 def test_a_benchmark_says_how_fast_it_is(small: list[str], tmp_path, capsys) -> None:
     before = sorted(tmp_path.iterdir())
-    small += ["--set=optimizer.accumulate=2"]
+    small += ["--set=optimizer.gradient_accumulation_steps=2"]
     assert main([*small, "--mode=benchmark"]) == 0
     lines = capsys.readouterr().out.splitlines()[-4:]
     assert [line.split()[0] for line in lines] == ["first", "step", "speed", "bubble"]
@@ -327,7 +329,7 @@ def test_tuning_ends_with_flags_for_the_fastest_pipeline(
     assert {flag.rpartition("=")[0] for flag in flags} >= {
         f"--set=pipelining.{name}" for name in ("num_stages", "schedule", "layers")
     }
-    assert main([*small, *flags, "--dry_run", f"--logdir={tmp_path / 'run'}"]) == 0
+    assert main([*small, *flags, "--smoke_test", f"--logdir={tmp_path / 'run'}"]) == 0
     assert sorted(tmp_path.iterdir()) == before
     assert main([*small, "--mode=tune", "--set=pipelining.num_replicas=2"]) == 2
     assert "num_replicas: expected 1" in capsys.readouterr().err
@@ -352,7 +354,10 @@ def test_training_alone_does_not_evaluate_and_may_be_profiled(
     folder = tmp_path / "run"
     small += [f"--logdir={folder}", "--set=training.num_steps=3", "--mode=train"]
     # The steps to look at are steps of training, not updates, of which this has one.
-    small += ["--set=evaluation.steps=2", "--set=optimizer.accumulate=2"]
+    small += [
+        "--set=evaluation.every_steps=2",
+        "--set=optimizer.gradient_accumulation_steps=2",
+    ]
     steps = ["--trace_steps=2,3", "--profile_steps=2,3"]
     assert main([*small, *steps]) == 0
     assert not any("validation_loss" in r for r in runs.records(folder))
@@ -374,7 +379,7 @@ def test_differences_of_experiments_and_runs_are_listed(trained, capsys) -> None
     assert main(["trainer", "--mode=diff", "parallelism.Pipelined", str(folder)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert "model.width: 128 -> 8" in printed
-    assert "optimizer.average: None -> 0.5" in printed
+    assert "optimizer.ema_decay: None -> 0.5" in printed
     assert main(["trainer", "--mode=diff", "lm.Tiny", "lm.Tiny"]) == 0
     assert capsys.readouterr().out == "No difference.\n"
     assert main(["trainer", "--mode=diff", "lm.Tiny", "lm.Tyni"]) == 2
@@ -384,7 +389,7 @@ def test_differences_of_experiments_and_runs_are_listed(trained, capsys) -> None
 def test_early_stopping_ends_a_run_for_good(small, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "run"
     # Nothing is learnt, so no evaluation is better than the first.
-    small += ["--set=optimizer.learning_rate=0", "--set=evaluation.steps=1"]
+    small += ["--set=optimizer.learning_rate=0", "--set=evaluation.every_steps=1"]
     small += ["--set=evaluation.patience=2", f"--logdir={folder}"]
     assert main(small) == 0
     printed = capsys.readouterr().out
@@ -399,7 +404,7 @@ def test_early_stopping_ends_a_run_for_good(small, tmp_path: Path, capsys) -> No
 
 
 def test_a_metric_that_is_not_there_is_refused(small, tmp_path: Path, capsys) -> None:
-    small += ["--set=evaluation.metric=iou", "--set=evaluation.steps=4"]
+    small += ["--set=evaluation.metric=iou", "--set=evaluation.every_steps=4"]
     assert main([*small, f"--logdir={tmp_path / 'run'}"]) == 2
     printed = capsys.readouterr()
     assert printed.err == (
@@ -463,7 +468,7 @@ def test_a_run_goes_on_in_another_cut_if_that_is_allowed(
         "--set=pipelining.schedule=gpipe",
         "--set=pipelining.remat=stage",
         "--set=pipelining.num_replicas=2",
-        "--set=evaluation.steps=None",
+        "--set=evaluation.every_steps=None",
     ]
     argv = [*command, *other, "--mode=train", f"--logdir={cut}"]
     assert main(argv) == 2

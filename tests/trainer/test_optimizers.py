@@ -96,7 +96,9 @@ def test_what_is_no_optimizer_is_refused(values: dict, words: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_updates_are_made_of_several_steps_and_schedules_count_all(count: int) -> None:
-    optimizer = Optimizer(accumulate=count, schedule="linear", warmup=0.0).build(40)
+    optimizer = Optimizer(
+        gradient_accumulation_steps=count, schedule="linear", warmup=0.0
+    ).build(40)
     assert optimizer.gradient_accumulation_steps == count
     weight = keras.Variable(np.ones(1, "float32"))
     optimizer.build([weight])
@@ -107,7 +109,9 @@ def test_updates_are_made_of_several_steps_and_schedules_count_all(count: int) -
 
 
 def test_clipping_and_decay_reach_the_optimizer() -> None:
-    optimizer = Optimizer(clip_norm=0.25, weight_decay=0.5, average=0.75).build(10)
+    optimizer = Optimizer(global_clipnorm=0.25, weight_decay=0.5, ema_decay=0.75).build(
+        10
+    )
     assert optimizer.global_clipnorm == 0.25
     assert optimizer.weight_decay == 0.5
     assert optimizer.use_ema
@@ -139,12 +143,15 @@ def test_only_matrices_decay(name: str) -> None:
 
 
 def test_more_accumulation_than_steps_is_refused() -> None:
-    assert Optimizer(accumulate=3).build(3).gradient_accumulation_steps == 3
+    assert (
+        Optimizer(gradient_accumulation_steps=3).build(3).gradient_accumulation_steps
+        == 3
+    )
     with pytest.raises(
         HyperparameterError,
         match=r"^optimizer\.accumulate: expected at most training\.num_steps=3, .*4\.$",
     ):
-        Optimizer(accumulate=4).build(3)
+        Optimizer(gradient_accumulation_steps=4).build(3)
 
 
 @pytest.mark.parametrize("name", ["warmup", "momentum", "beta_2", "average"])

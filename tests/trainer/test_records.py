@@ -204,7 +204,7 @@ class Mixed(template.Mine):
 def test_a_run_on_a_mixture_goes_on_exactly(tmp_path: Path) -> None:
     flags = [
         *(f"--params={__name__}.Mixed", "--set=training.log_every=1"),
-        *("--set=saving.checkpoint_steps=2", "--set=width=8"),
+        *("--set=checkpoint.every_steps=2", "--set=width=8"),
     ]
     steps = "--set=training.num_steps"
     constant = "--set=optimizer.schedule=constant"

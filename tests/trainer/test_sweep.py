@@ -18,7 +18,7 @@ from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.main import main
 
 SHORT = [
-    *("--params=template.Mine", "--set=width=4", "--set=saving.checkpoint_steps=2"),
+    *("--params=template.Mine", "--set=width=4", "--set=checkpoint.every_steps=2"),
     *("--set=training.num_steps=4", "--set=training.log_every=1"),
 ]
 
@@ -53,7 +53,11 @@ def test_what_is_no_sweep_is_refused(text: str) -> None:
         (["--sweep=sed=0"], 2, "Did you mean seed"),
         (["--sweep=seed=0,1", "--sweep_index=2"], 1, "--sweep_index from 0 to 1"),
         (["--sweep_index=0"], 1, "Expected --sweep=NAME"),
-        (["--sweep=seed=0", "--dry_run"], 1, "Expected --sweep without --dry_run"),
+        (
+            ["--sweep=seed=0", "--smoke_test"],
+            1,
+            "Expected --sweep without --smoke_test",
+        ),
         (["--sweep=seed=0", "--mode=eval"], 1, "Expected --sweep with --mode=train"),
     ],
 )

@@ -29,7 +29,7 @@ def trained(
     tmp_path = tmp_path_factory.mktemp("trained")
     model = _model()
     model.fit(X, Y, verbose=0)
-    saved = Checkpoints(tmp_path / "checkpoints", model, Saving(write="at_once"))
+    saved = Checkpoints(tmp_path / "checkpoints", model, Saving(async_save=False))
     saved.save(saved.copy(3, {}))
     model.unpipelined().save(tmp_path / "model.keras")
     model.unpipelined().save_weights(tmp_path / "model.weights.h5")
@@ -159,7 +159,7 @@ def _layers(*numbers: int) -> tfgpipe.PipelinedModel:
 
 def test_the_upper_half_of_a_network_is_not_taken_for_the_lower(tmp_path: Path) -> None:
     whole, upper = _layers(0, 1, 2, 3), _layers(2, 3)
-    saved = Checkpoints(tmp_path / "checkpoints", whole, Saving(write="at_once"))
+    saved = Checkpoints(tmp_path / "checkpoints", whole, Saving(async_save=False))
     saved.save(saved.copy(1, {}))
     with pytest.raises(
         HyperparameterError, match=r"^warm_start\.rename: .*layer_2/=lay"

@@ -148,7 +148,7 @@ def test_no_such_writer_is_refused(
 
 
 def test_norms_and_flops_are_those_of_the_plain_model() -> None:
-    flags = ["optimizer.log_norms=True", "optimizer.clip_norm=None", "width=5"]
+    flags = ["optimizer.log_norms=True", "optimizer.global_clipnorm=None", "width=5"]
     experiment = override(template.Mine(), flags)
     keras.utils.set_random_seed(0)
     model = experiment.build_model()

@@ -142,7 +142,7 @@ class Checkpoints:
         if not self.coordinator.hosts.is_chief:
             self._written = step
             return
-        if self._saving.write == "at_once":
+        if not self._saving.async_save:
             self._write(checkpoint)
             return
         if self._thread is None:

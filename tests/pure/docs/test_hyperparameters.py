@@ -23,7 +23,7 @@ def test_an_experiment_is_listed_with_what_it_sets():
         if line.startswith("| `lm.Tiny` |")
     ]
     assert "`pipelining.num_stages=2`" in row
-    assert "optimizer.momentum" not in row  # As it is by default.
+    assert "optimizer.beta_1" not in row  # As it is by default.
 
 
 class Size(Hyperparams):

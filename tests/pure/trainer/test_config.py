@@ -18,7 +18,7 @@ COUNTS = {
     "num_microbatches": Pipelining,
     "batch_size": Training,
     "num_steps": Training,
-    "num_batches": Evaluation,
+    "max_batches": Evaluation,
     "quantize_start_step": Precision,
     "freeze_ranges_step": Precision,
 }
@@ -44,9 +44,9 @@ def test_options_of_a_pipeline_are_those_of_its_configuration() -> None:
     fields = {field.name: field for field in dataclasses.fields(Pipelining)}
     shared = fields.keys() & {x.name for x in dataclasses.fields(PipelineConfig)}
     # A limit in GiB, and words for True and False.
-    for name in shared - {"memory_limit", "jit_compile"}:
+    for name in shared - {"jit_compile"}:
         assert fields[name].metadata["help"] == PipelineConfig.summary_of(name)
-    for name in ("balance", "remat", "batch_norm", "jit_compile", "memory_limit"):
+    for name in ("balance", "remat", "batch_norm", "jit_compile"):
         assert fields[name].default == PipelineConfig.default_of(name)
 
 

@@ -19,11 +19,11 @@ from tfgpipe_trainer.main import main
     [
         ("train", "--checkpoint=3"),
         ("benchmark", "--checkpoint=latest"),
-        ("eval", "--dry_run"),
-        ("benchmark", "--dry_run"),
+        ("eval", "--smoke_test"),
+        ("benchmark", "--smoke_test"),
         ("eval", "--trace_steps=1,2"),
         ("benchmark", "--profile_steps=1,2"),
-        ("train", "--follow"),
+        ("train", "--watch"),
         ("describe", "--cluster=10.0.0.5:4000"),
         ("tokenizer", "--tpu=local"),
         ("describe", "--hosts=10.0.0.5:4000,10.0.0.6:4000"),
@@ -41,9 +41,9 @@ def test_a_flag_that_a_mode_would_ignore_is_refused(mode: str, flag: str) -> Non
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--mode=eval", "--follow", "--checkpoint=3"],
-        ["--dry_run", "--trace_steps=1,2"],
-        ["--dry_run", "--profile_steps=1,2"],
+        ["--mode=eval", "--watch", "--checkpoint=3"],
+        ["--smoke_test", "--trace_steps=1,2"],
+        ["--smoke_test", "--profile_steps=1,2"],
     ],
 )
 def test_flags_of_which_one_would_be_ignored_are_refused(flags: list[str]) -> None:
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_a_number_of_digits(checkpoint: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--mode=eval", "--follow", "--logdir=s3://bucket/run"],
+        ["--mode=eval", "--watch", "--logdir=s3://bucket/run"],
         ["--mode=diff", "lm.Tiny", "hdfs://host/run"],
     ],
 )

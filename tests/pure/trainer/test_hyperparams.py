@@ -443,10 +443,13 @@ def test_a_number_is_within_its_bounds():
             "^weight_decay: expected a float, at least 0, less than i",
         ),
         (
-            "clip_norm=inf",
-            "^clip_norm: expected a float or None, at least 0, less than",
+            "global_clipnorm=inf",
+            "^global_clipnorm: expected a float or None, at least 0, less than",
         ),
-        ("clip_norm=0", "^clip_norm: expected a number above 0, or None for no clippi"),
+        (
+            "global_clipnorm=0",
+            "^global_clipnorm: expected a number above 0, or None for no clippi",
+        ),
     ],
 )
 def test_an_optimizer_with_which_nothing_is_learnt_is_refused(assignment, words):
@@ -468,3 +471,54 @@ def test_an_optimizer_with_which_nothing_is_learnt_is_refused(assignment, words)
 def test_each_convolution_has_channels_and_a_stride(assignments, words):
     with pytest.raises(HyperparameterError, match=words):
         override(ConvNet(), assignments)
+
+
+class Renamed(Hyperparams):
+    rate: float = field(default=1.0, help="Rate.", formerly="speed")
+    waits: bool = field(
+        default=True,
+        help="Whether it waits.",
+        formerly="when",
+        former_values={"later": "True", "at_once": "False"},
+    )
+
+
+class RenamedGroup(Hyperparams):
+    own: Renamed = field(default=Renamed(), help="Group.", formerly="group")
+
+
+def test_a_former_name_is_refused_with_the_new_one() -> None:
+    for assignment, words in (
+        (
+            "group.speed=2",
+            r"group\.speed: expected own\.rate; received its former name",
+        ),
+        ("own.speed=2", r"own\.speed: expected own\.rate"),
+        ("own.when=at_once", r"own\.when: expected own\.waits=False"),
+        ("group=None", "group: expected own"),
+    ):
+        with pytest.raises(HyperparameterError, match=f"^{words}"):
+            override(RenamedGroup(), [assignment])
+    with pytest.raises(HyperparameterError, match=r"^when: expected waits=False"):
+        Renamed(when="at_once")
+    with pytest.raises(HyperparameterError, match=r"^speed: expected rate"):
+        Renamed().replace(speed=2.0)
+    with pytest.raises(TypeError, match=r"Below\.speed: expected rate"):
+        type("Below", (Renamed,), {"speed": 2.0, "__annotations__": {"speed": float}})
+
+
+def test_a_text_of_before_is_read() -> None:
+    text = "group.speed = 2.5\ngroup.when = 'at_once'\n"
+    read = from_text(text, RenamedGroup)
+    assert read == RenamedGroup(own=Renamed(rate=2.5, waits=False))
+    assert from_text("own.when = 'later'\n", RenamedGroup).own.waits
+    with pytest.raises(HyperparameterError, match=r"own\.fast: "):
+        from_text("group.fast = 1\n", RenamedGroup)
+
+
+def test_a_class_may_take_a_former_name_for_something_new() -> None:
+    class Taken(Renamed):
+        speed: int = field(default=3, help="Another thing.")
+
+    assert override(Taken(), ["speed=4"]).speed == 4
+    assert from_text("speed = 5\n", Taken).speed == 5

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tfgpipe_params import template
-from tfgpipe_trainer import listing, machine_checks
+from tfgpipe_trainer import catalog, machine_checks
 from tfgpipe_trainer.hyperparams import override
 from tfgpipe_trainer.machine_checks import CheckResult
 
@@ -101,7 +101,7 @@ def test_gpus_that_are_not_used_are_named(
     words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listing, "num_gpus_there", lambda: num_there)
+    monkeypatch.setattr(catalog, "num_gpus_there", lambda: num_there)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

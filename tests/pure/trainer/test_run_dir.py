@@ -21,7 +21,7 @@ def test_following_a_folder_in_which_no_run_begins_ends(
     monkeypatch.setattr(run_dir, "_BEGINNING_SECONDS", 0.2)
     # Neither has what a killed run has left.
     (tmp_path / "params.txt").write_text("# lm.Tiny\n")
-    assert main(["trainer", "--mode=eval", "--follow", f"--logdir={tmp_path}"]) == 1
+    assert main(["trainer", "--mode=eval", "--watch", f"--logdir={tmp_path}"]) == 1
     assert capsys.readouterr().err.startswith(
         f"{tmp_path} holds no checkpoint to evaluate, and nobody trains there."
     )

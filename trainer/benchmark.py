@@ -116,7 +116,7 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         "num_microbatches": best.settings.num_microbatches,
         "schedule": best.settings.schedule.name,
         "remat": best.settings.remat,
-        "layers": ",".join(map(str, best.calls_per_stage)),
+        "layers_per_stage": ",".join(map(str, best.calls_per_stage)),
     }
     each = best.settings.num_stages // best.settings.schedule.num_devices
     if each > 1:

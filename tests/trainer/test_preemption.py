@@ -23,7 +23,7 @@ from tfgpipe_trainer.callbacks import Logging
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.main import main
-from tfgpipe_trainer.stopping import on_signals
+from tfgpipe_trainer.preemption import on_signals
 
 PATIENCE = 240
 
@@ -36,7 +36,7 @@ def long_run(
     folder, log = tmp_path / "run", tmp_path / "log"
     flags = runs.flags(
         training__num_steps=9999,
-        saving__checkpoint_steps=9999,
+        checkpoint__every_steps=9999,
         **getattr(request, "param", {}),
     )
     flags.append(f"--logdir={folder}")
@@ -66,7 +66,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(long_run) -> None:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, float]]:
     """The exit statuses, and the seconds to the end, of `endings.WAYS`."""
     folder = tmp_path_factory.mktemp("endings")
-    flags = runs.flags(training__num_steps=9999, training__nonfinite="stop")
+    flags = runs.flags(training__num_steps=9999, training__on_nonfinite="stop")
     log = folder / "log"
     with fresh_processes.start(
         endings.__name__, str(folder), *flags, log=log
@@ -117,7 +117,7 @@ def test_before_the_first_step_there_is_nothing_to_finish(number: str) -> None:
     code = (
         "import os, signal, time\n"
         "from tfgpipe._compat import native_logging_off\n"
-        "from tfgpipe_trainer.stopping import on_signals\n"
+        "from tfgpipe_trainer.preemption import on_signals\n"
         "with on_signals(status=42), native_logging_off():\n"
         f"    os.kill(os.getpid(), signal.{number})\n"
         "    time.sleep(60)\n"
@@ -133,7 +133,7 @@ def test_a_closed_terminal_asks_a_run_to_end_unless_that_is_ignored(
 ) -> None:
     code = (
         "import os, pty, signal, sys, time\n"
-        "from tfgpipe_trainer.stopping import on_signals\n"
+        "from tfgpipe_trainer.preemption import on_signals\n"
         "process, terminal = pty.fork()\n"
         "if process:\n"
         "    while os.read(terminal, 1) != b'\\n':\n"
@@ -171,7 +171,7 @@ def test_a_stopped_run_goes_on_exactly(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    small += ["--set=model.dropout=0.2", "--set=evaluation.steps=4"]
+    small += ["--set=model.dropout=0.2", "--set=evaluation.every_steps=4"]
     # The run is stopped between two records, which have means of losses.
     small.append("--set=training.log_every=3")
     assert main([*small, f"--logdir={whole}"]) == 0

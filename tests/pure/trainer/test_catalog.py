@@ -11,7 +11,7 @@ import pytest
 
 import tfgpipe_params
 from tests.helpers.subprocesses import interpret
-from tfgpipe_trainer import listing
+from tfgpipe_trainer import catalog
 from tfgpipe_trainer.experiment import experiments
 from tfgpipe_trainer.main import main
 
@@ -60,7 +60,7 @@ def test_all_experiments_are_listed_without_tensorflow() -> None:
 
 
 def test_a_file_lists_its_experiments_in_its_own_order() -> None:
-    printed = listing.listing()
+    printed = catalog.listing()
     assert printed.index("lm.Tiny ") < printed.index("lm.Medium ")
 
 
@@ -109,7 +109,7 @@ def test_an_experiment_says_that_accelerators_are_missing(
         f"class Large(LanguageModel):\n    '''{docstring}'''\n"
     )
     for here, said in ((3, "needs 4 accelerators"), (4, "2 hours")):
-        monkeypatch.setattr(listing, "num_accelerators_here", lambda n=here: n)
+        monkeypatch.setattr(catalog, "num_accelerators_here", lambda n=here: n)
         assert f"  mine.Large  {said}  Large." in lines(capsys)
 
 
@@ -123,13 +123,13 @@ def test_an_experiment_says_that_accelerators_are_missing(
     ],
 )
 def test_a_time_is_the_first_words_of_its_line(time: str, expected: str) -> None:
-    described = listing.describe("Mine", f"A.\n\n    Time:      {time}\n")
+    described = catalog.describe("Mine", f"A.\n\n    Time:      {time}\n")
     assert described.time == expected
 
 
 def test_cpu_cores_that_do_need_no_accelerators() -> None:
     text = "A.\n\n    Hardware:  2 accelerators; 2 CPU cores do for small tasks.\n"
-    assert listing.describe("Mine", text).num_accelerators == 0
+    assert catalog.describe("Mine", text).num_accelerators == 0
 
 
 def test_a_reader_that_has_had_enough_is_no_crash(
