@@ -21,8 +21,8 @@ from benchmarks.tables import draw
 from tfgpipe import quantization
 from tfgpipe._util import readable_bytes
 from tfgpipe_params.image import digits
+from tfgpipe_trainer.commands.runs import calibration_examples, plain_copy
 from tfgpipe_trainer.experiment import Experiment, find
-from tfgpipe_trainer.export import calibration_examples, plain_copy
 from tfgpipe_trainer.hyperparams import override
 
 

@@ -4,9 +4,7 @@ Its modules are imported as `tfgpipe_trainer`, in a checkout by a link to this f
 
 main         from the command line to an exit status
 flags        the command line
-catalog      the experiments there are to run, one line each
-machine_checks  what can fail, or be slow, on a machine: `--mode=doctor`
-modes        what each mode does, once TensorFlow has started
+commands/    the modes of the command line
 experiment   the base class of experiments, and how they are found by name
 config       the groups of hyperparameters that every experiment has
 hyperparams  hyperparameter classes that text can override
@@ -19,11 +17,9 @@ goodput      where its time goes; a heartbeat, a watchdog
 loss_plot    the picture of its losses
 evaluate     what a trained model measures, and what it makes of new data
 evaluators   further evaluations, by name
-sweep        a run for each of some values
-export       the files of a trained model, and how accurate each of them is
-benchmark    a benchmark, and one step on zeros
 plan         the fastest configurations on other machines
-optimizers   schedules and optimizers that Keras does not have
+optimizers   schedules, groups of weights, steps left out
+validate_data   examples beside the network and its loss
 devices      a device for each stage
 hosts        hosts that train together
 preemption   signals that ask a run to end
@@ -46,10 +42,12 @@ _PROGRAMS = ("trainer.__main__", "trainer.plan")
 _MOVED = {
     "tasks": "the folder of a task, such as tfgpipe_params.lm or tfgpipe_params.image",
     "models": "tfgpipe_params.lm, .image, .segmentation or .translate",
-    "listing": "tfgpipe_trainer.catalog",
+    "listing": "tfgpipe_trainer.commands.catalog",
+    "modes": "tfgpipe_trainer.commands",
+    "export": "tfgpipe_trainer.commands.runs",
     "stopping": "tfgpipe_trainer.preemption",
     "example_checks": "tfgpipe_trainer.validate_data",
-    "tools": "tfgpipe_trainer.benchmark",
+    "tools": "tfgpipe_trainer.commands.trials",
     "data": "tfgpipe_trainer.batches, tfgpipe_params.lm or tfgpipe_params.image",
 }
 

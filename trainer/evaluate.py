@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe_trainer import evaluators, hooks, run_dir
-from tfgpipe_trainer.checkpoint import store, variable_names
-from tfgpipe_trainer.checkpoint.checkpoints import load
-from tfgpipe_trainer.errors import CheckpointError, DivergedError
+from tfgpipe_trainer.checkpoint import variable_names
+from tfgpipe_trainer.errors import DivergedError
 from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.hyperparams import HyperparameterError
-from tfgpipe_trainer.writers import Metrics, read_metrics
 
 
 def evaluate(model: keras.Model, dataset: tf.data.Dataset) -> dict[str, float]:
@@ -130,53 +127,3 @@ def decode(experiment: Experiment, model: keras.Model, folder: Path) -> None:
         print(f"\nMore is in {target}.", flush=True)
     else:
         target.rmdir()
-
-
-_POLL_SECONDS = 1.0
-
-
-def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> None:
-    """Evaluates every checkpoint, old and new, until nobody trains there any more.
-
-    Measurements go to `eval.jsonl` and to TensorBoard; what is there is not measured
-    again.
-
-    Args:
-        experiment: The experiment that another process trains.
-        model: Its model.
-        folder: The run's.
-    """
-    checkpoints = run_dir.checkpoints(folder)
-    validation = experiment.batches("validation")
-    part = validated_part(experiment)
-    done = {record["step"] for record in read_metrics(folder / "eval.jsonl")}
-    metrics = Metrics(
-        folder,
-        step=max(done, default=0),
-        name="eval",
-        writers=experiment.training.writers,
-    )
-    while True:
-        # Asked first: what an ended run has saved last is seen by the line below.
-        goes_on = run_dir.is_held(folder)
-        new = [step for step in store.steps(checkpoints) if step not in done]
-        for step in new:
-            done.add(step)
-            try:
-                load(store.read(checkpoints, step), model)
-            except store.DamagedError as error:
-                # It may be gone again, if the run is faster than this.
-                print(f"\nThe checkpoint of step {step} is passed over: {error}.")
-                continue
-            measured = evaluate(model, validation)
-            metrics.write_validation(step, measured)
-            print(f"step {step}: {line(measured, part)}", flush=True)
-        if not new and not goes_on:
-            if not done:
-                raise CheckpointError(
-                    f"{folder} holds no checkpoint to evaluate: the run there has "
-                    "ended before its first."
-                )
-            print(f"Nobody trains in {folder} any more.", flush=True)
-            return
-        time.sleep(_POLL_SECONDS)

@@ -8,6 +8,7 @@ import fnmatch
 import importlib.util
 import inspect
 import pkgutil
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ class Experiment(Hyperparams, abc.ABC):
     """Everything that decides a run, and how its model and data are built."""
 
     unit: ClassVar[str] = "example"
+    # Accelerators that it is made for; 0: CPU cores do.
+    num_accelerators: ClassVar[int] = 0
 
     pipelining: Pipelining = field(
         default=Pipelining(),
@@ -454,3 +457,17 @@ def defined_in(module: str) -> dict[str, type[Experiment]]:
         if issubclass(cls, Experiment) and cls.__module__ == found.__name__
         if not name.startswith("_")
     }
+
+
+def find_of_run(folder: Path, name: str, named: Sequence[str]) -> type[Experiment]:
+    """Returns the experiment that a run's folder names.
+
+    A folder may come from anywhere, and an import runs what it imports: what is not in
+    `params/` the user has to name.
+    """
+    if name in named or is_in_params(name):
+        return find(name)
+    raise HyperparameterError(
+        f"{folder} is the run of {name!r}, which params/ does not have. If you trust "
+        f"that module, which is imported then, add --params={shlex.quote(name)}."
+    )

@@ -13,47 +13,33 @@ from typing import Any
 import absl.flags
 
 from tfgpipe.cluster import WORKERS_VARIABLE
+from tfgpipe_trainer import hyperparams
+from tfgpipe_trainer.commands import COMMANDS, OF_CHECKPOINTS, TRAINING
 from tfgpipe_trainer.errors import UsageError
+from tfgpipe_trainer.experiment import Experiment, find, known_experiments
 from tfgpipe_trainer.files import is_remote
 
-MODES = (
-    "train_and_eval",
-    "train",
-    "eval",
-    "decode",
-    "export",
-    "benchmark",
-    "tune",
-    "verify",
-    "inspect",
-    "tokenizer",
-    "describe",
-    "template",
-    "diff",
-    "doctor",
-)
+MODES = tuple(each for each in COMMANDS if each != "smoke_test")
 # The command in a checkout.
 PROGRAM = "python -m trainer"
 
-_TRAINING = MODES[:2]
-_OF_CHECKPOINTS = MODES[2:5]
-_COMPUTING = (*_TRAINING, *_OF_CHECKPOINTS, "benchmark", "inspect")
+_COMPUTING = (*TRAINING, *OF_CHECKPOINTS, "benchmark", "inspect")
 # The modes in which a flag means something; --params and --logdir do in all.
 _MODES_OF = {
-    "sweep": _TRAINING,
-    "sweep_index": _TRAINING,
+    "sweep": TRAINING,
+    "sweep_index": TRAINING,
     "set": tuple(mode for mode in MODES if mode not in ("diff", "template")),
-    "checkpoint": _OF_CHECKPOINTS,
+    "checkpoint": OF_CHECKPOINTS,
     "watch": ("eval",),
-    "smoke_test": _TRAINING,
-    "allow_changes": (*_TRAINING, *_OF_CHECKPOINTS),
-    "trace_steps": _TRAINING,
-    "profile_steps": _TRAINING,
+    "smoke_test": TRAINING,
+    "allow_changes": (*TRAINING, *OF_CHECKPOINTS),
+    "trace_steps": TRAINING,
+    "profile_steps": TRAINING,
     "tpu": _COMPUTING,
     "tpu_zone": _COMPUTING,
     "cluster": _COMPUTING,
-    "hosts": _TRAINING,
-    "host_index": _TRAINING,
+    "hosts": TRAINING,
+    "host_index": TRAINING,
     "device": (*_COMPUTING, "tune", "verify", "doctor"),
     "target": ("inspect",),
 }
@@ -118,6 +104,16 @@ class Flags:
     help: bool
     compared: tuple[str, ...] = ()
     started: float = dataclasses.field(default_factory=time.time)
+
+    def experiment(self) -> Experiment:
+        """Returns the experiment of --params, changed by --set.
+
+        Raises:
+            UsageError: If there is no --params.
+        """
+        if not self.params:
+            raise UsageError(f"Expected --params=NAME, one of {known_experiments()}.")
+        return hyperparams.override(find(self.params)(), self.set)
 
 
 def program() -> str:

@@ -1,8 +1,7 @@
-"""The picture of a run's losses: means over steps, validation, baselines."""
+"""The picture of a run's losses: training, validation, baselines."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import io
 import itertools
@@ -16,12 +15,10 @@ from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.progress import report
 
 _PICTURE = "losses.png"
-# What a curve is called, and what its losses are in a record of `metrics.jsonl`.
+# By name of a curve, its losses in a record of `metrics.jsonl`.
 _CURVES = {"training": "loss", "validation": "validation_loss"}
 # A curve of more records is drawn as means of several.
 _MOST_POINTS = 100
-# Curves of more points have no dots.
-_MOST_DOTS = 30
 
 Curve = list[tuple[int, float]]
 
@@ -74,44 +71,19 @@ def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     return {name: sorted(losses.items()) for name, losses in found.items() if losses}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeanCurve:
-    """A curve of means.
+def means(curve: Curve, *, most: int = _MOST_POINTS) -> Curve:
+    """Returns means over as many records each, but for the last, by last step.
 
-    Attributes:
-        points: The last step of each window, and the mean in it.
-        num_steps: Steps of a window.
-    """
-
-    points: Curve
-    num_steps: int
-
-
-def windowed(curve: Curve, *, most: int = _MOST_POINTS) -> MeanCurve:
-    """Returns means over windows of as many records each, but for the last.
-
-    >>> windowed([(10, 4.0), (20, 2.0), (30, 1.0), (40, 2.0), (45, 2.5)], most=3)
-    MeanCurve(points=[(20, 3.0), (40, 1.5), (45, 2.5)], num_steps=20)
-
-    Args:
-        curve: Records, each the mean over the steps since the one before.
-        most: Points that there may be.
+    >>> means([(10, 4.0), (20, 2.0), (30, 1.0), (40, 2.0), (45, 2.5)], most=3)
+    [(20, 3.0), (40, 1.5), (45, 2.5)]
     """
     size = -(-len(curve) // most)
-    windows = [curve[i : i + size] for i in range(0, len(curve), size)]
-    steps = [0, *(step for step, _ in curve)]
-    distance = statistics.mode(b - a for a, b in itertools.pairwise(steps))
-    return MeanCurve(
-        points=[(w[-1][0], statistics.fmean(loss for _, loss in w)) for w in windows],
-        num_steps=size * distance,
-    )
+    parts = [curve[i : i + size] for i in range(0, len(curve), size)]
+    return [(each[-1][0], statistics.fmean(x for _, x in each)) for each in parts]
 
 
 def _drawn(
-    found: Mapping[str, Curve],
-    baselines: Mapping[str, float],
-    title: str,
-    unit: str,
+    found: Mapping[str, Curve], baselines: Mapping[str, float], title: str, unit: str
 ) -> bytes:
     from matplotlib.figure import Figure
 
@@ -119,37 +91,19 @@ def _drawn(
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#EEEEEE")
-    axes.set_axisbelow(True)
     colours = itertools.cycle(SERIES)
     for name, curve in found.items():
-        points, what = curve, name
-        if name == "training":
-            means = windowed(curve)
-            points, what = means.points, f"{name}, means of {means.num_steps} steps"
-        steps, losses = zip(*points, strict=True)
-        has_dots = name == "validation" or len(steps) <= _MOST_DOTS
-        axes.plot(
-            steps,
-            losses,
-            color=next(colours),
-            marker="o" if has_dots else "",
-            markersize=4,
-            linewidth=1.4,
-            label=f"{what}, {losses[-1]:.3f} at the end",
-        )
+        steps, losses = zip(*means(curve), strict=True)
+        label = f"{name}, {losses[-1]:.3f} at the end"
+        marker = "o" if len(steps) < _MOST_POINTS / 3 else ""
+        axes.plot(steps, losses, marker, ls="-", color=next(colours), label=label)
     for name, loss in baselines.items():
-        axes.axhline(
-            loss,
-            color=next(colours),
-            linestyle="--",
-            linewidth=1.2,
-            label=f"{name}, {loss:.3f}",
-        )
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
-    axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel(f"loss, nats/{unit}", fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.legend(fontsize=8, frameon=False)
+        label = f"{name}, {loss:.3f}"
+        axes.axhline(loss, color=next(colours), linestyle="--", label=label)
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"loss, nats/{unit}")
+    axes.legend(frameon=False)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     return file.getvalue()

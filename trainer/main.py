@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
-import inspect
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,29 +13,20 @@ import absl.flags
 
 from tfgpipe import cluster
 from tfgpipe._util import report_crash
-from tfgpipe_trainer import devices, hosts, hyperparams, preemption, run_dir
-from tfgpipe_trainer.catalog import listing
+from tfgpipe_trainer import commands, devices, hosts, hyperparams, preemption, run_dir
+from tfgpipe_trainer.commands.catalog import listing, show
 from tfgpipe_trainer.errors import (
     CheckpointError,
     DivergedError,
     StoppedError,
     UsageError,
 )
-from tfgpipe_trainer.experiment import (
-    PARAMS,
-    Experiment,
-    find,
-    is_in_params,
-    known_experiments,
-)
+from tfgpipe_trainer.experiment import Experiment, find, find_of_run
 from tfgpipe_trainer.files import is_remote
 from tfgpipe_trainer.flags import HELP, PROGRAM, Flags, define, parse, program
 from tfgpipe_trainer.hosts import Hosts
 from tfgpipe_trainer.hyperparams import HyperparameterError
 from tfgpipe_trainer.preemption import ProcessEnd, Stopping
-
-_TRAINING = ("train_and_eval", "train")
-_OF_CHECKPOINTS = ("eval", "decode", "export")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,11 +54,9 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
     try:
         flags = parse(argv)
         if flags.help:
-            _show(HELP.replace(PROGRAM, program()))
+            show(HELP.replace(PROGRAM, program()))
         elif len(argv) == 1:
-            _show(listing().replace(PROGRAM, program()))
-        elif flags.mode == "doctor":
-            return _doctor(flags)
+            show(listing().replace(PROGRAM, program()))
         else:
             return _run(flags, signals, argv)
     except UsageError as error:
@@ -108,17 +94,13 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
 
 
 def _run(flags: Flags, signals: contextlib.ExitStack, argv: Sequence[str]) -> int:
-    if flags.mode == "diff":
-        print(_diff(flags.compared, named=flags.params))
-        return 0
-    if flags.mode == "template":
-        _show(inspect.getsource(importlib.import_module(f"{PARAMS}.template")))
-        return 0
+    if flags.mode in commands.WITHOUT_MODEL:
+        return commands.find(flags.mode)(flags) or 0
     run_hosts = hosts.find_hosts(flags.hosts, flags.host_index)
     _check_mode(run_hosts, flags)
     # Of several hosts each may have another working directory.
     usual = not flags.logdir and run_hosts.count == 1 and bool(flags.params)
-    if usual and flags.mode in (*_TRAINING, *_OF_CHECKPOINTS):
+    if usual and flags.mode in (*commands.TRAINING, *commands.OF_CHECKPOINTS):
         flags = dataclasses.replace(flags, logdir=str(Path("runs", flags.params)))
     if flags.sweep:
         return _sweep(flags, argv)
@@ -132,7 +114,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack, argv: Sequence[str]) -> in
 
 def _sweep(flags: Flags, argv: Sequence[str]) -> int:
     """Makes the runs of a sweep, each by the same command line but for its values."""
-    from tfgpipe_trainer import sweep
+    from tfgpipe_trainer.commands import sweep
 
     own = ("sweep", "sweep_index", "logdir")
     values = define()
@@ -144,7 +126,7 @@ def _sweep(flags: Flags, argv: Sequence[str]) -> int:
         for value in _given(values[name])
     ]
     return sweep.run(
-        _experiment_of(flags),
+        flags.experiment(),
         flags.sweep,
         logdir=flags.logdir,
         index=flags.sweep_index,
@@ -160,24 +142,13 @@ def _given(flag: absl.flags.Flag) -> list[Any]:
     return flag.value if is_multi else [",".join(flag.value)]
 
 
-def _experiment_of(flags: Flags) -> Experiment:
-    """Returns the experiment of --params, changed by --set.
-
-    Raises:
-        UsageError: If there is no --params.
-    """
-    if not flags.params:
-        raise UsageError(f"Expected --params=NAME, one of {known_experiments()}.")
-    return hyperparams.override(find(flags.params)(), flags.set)
-
-
 def _copy_of_run(
     flags: Flags, run_hosts: Hosts
 ) -> contextlib.AbstractContextManager[Path]:
     """Returns the context of a copy here of a run's folder elsewhere."""
     from tfgpipe_trainer import remote_run
 
-    if flags.mode not in _TRAINING or flags.smoke_test:
+    if flags.mode not in commands.TRAINING or flags.smoke_test:
         return remote_run.read(flags.logdir)
     return remote_run.trained(
         flags.logdir, host=run_hosts.index, is_chief=run_hosts.is_chief
@@ -188,18 +159,10 @@ def _run_in(
     flags: Flags, run_hosts: Hosts, signals: contextlib.ExitStack, *, shows_folder: bool
 ) -> None:
     """Runs a mode, the run's folder being one of this machine."""
-    if flags.mode in _OF_CHECKPOINTS:
+    if flags.mode in commands.OF_CHECKPOINTS:
         flags, experiment = _of_run(flags)
     else:
-        experiment = _experiment_of(flags)
-    if flags.mode == "describe":
-        text = hyperparams.describe(experiment)
-        _show(f"{flags.params}: {inspect.getdoc(experiment)}\n\n{text}")
-        return
-    if flags.mode == "tokenizer":
-        print(experiment.train_tokenizer())
-        print(f"Train with it:\n  {_training_command(flags)}")
-        return
+        experiment = flags.experiment()
     if run_hosts.count > 1:
         run_hosts.check(experiment.pipelining)
         run_hosts.shard.rows(experiment.training.batch_size)
@@ -207,7 +170,7 @@ def _run_in(
         stack.enter_context(run_hosts.speaking())
         stack.enter_context(run_hosts.leaving())
         stop = Stopping(status=cluster.EXIT_PREEMPTED)
-        if flags.mode in _TRAINING and not flags.smoke_test:
+        if flags.mode in commands.TRAINING and not flags.smoke_test:
             folder = _folder_to_write(flags, experiment)
             if shows_folder:
                 print(f"The run's folder is {folder}.", flush=True)
@@ -221,36 +184,9 @@ def _run_in(
                 run_dir.check(folder, name=flags.params, experiment=experiment)
         stack.enter_context(_workers(flags, experiment, run_hosts))
         # TensorFlow comes with these, so they wait for the line above.
-        from tfgpipe_trainer import modes
+        from tfgpipe_trainer.commands import job
 
-        modes.run(flags, experiment, stop, run_hosts)
-
-
-def _show(text: str) -> None:
-    # As `head` does, whoever reads may have had enough.
-    with contextlib.suppress(BrokenPipeError):
-        print(text.rstrip("\n"), flush=True)
-
-
-def _doctor(flags: Flags) -> int:
-    """Checks this machine, and an experiment on it; returns the exit status."""
-    # Its imports are for this mode alone.
-    from tfgpipe_trainer import machine_checks
-
-    experiment = None
-    if flags.params:
-        experiment = hyperparams.override(find(flags.params)(), flags.set)
-    return machine_checks.run(
-        experiment, name=flags.params, logdir=flags.logdir, device=flags.device
-    )
-
-
-def _training_command(flags: Flags) -> str:
-    """Returns the command that trains with the tokenizer of --mode=tokenizer."""
-    kept = [each for each in flags.set if not each.startswith("data.vocabulary_size")]
-    logdir = flags.logdir or "runs/tokens"
-    given = [f"--params={flags.params}", *(f"--set={each}" for each in kept)]
-    return f"{program()} {shlex.join([*given, f'--logdir={logdir}'])}"
+        job.run(flags, experiment, stop, run_hosts)
 
 
 def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
@@ -264,7 +200,7 @@ def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
     folder = _folder_to_read(flags)
     name, text = run_dir.read(folder)
     if flags.params in ("", name):
-        own = hyperparams.from_text(text, _find_of(folder, name, [flags.params]))
+        own = hyperparams.from_text(text, find_of_run(folder, name, [flags.params]))
     else:
         own = find(flags.params)()
         if not flags.allow_changes:
@@ -324,9 +260,9 @@ def _logdir(flags: Flags) -> Path:
 
 def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
     """Refuses what several hosts do not do."""
-    if run_hosts.count == 1 or flags.mode == "describe":
+    if run_hosts.count == 1:
         return
-    if flags.mode not in _TRAINING or flags.smoke_test:
+    if flags.mode not in commands.TRAINING or flags.smoke_test:
         what = "--smoke_test" if flags.smoke_test else f"--mode={flags.mode}"
         raise UsageError(
             f"Expected one host for {what}; received {run_hosts.count}: several train "
@@ -337,34 +273,6 @@ def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
             "Expected one of --hosts, or TF_CONFIG, and --cluster and --tpu; received "
             "several of them."
         )
-
-
-def _diff(compared: Sequence[str], *, named: str) -> str:
-    """Returns the differences of two experiments, or of the runs of two folders."""
-    old, new = (_experiment(each, [*compared, named]) for each in compared)
-    return hyperparams.diff(old, new) or "No difference."
-
-
-def _experiment(name: str, named: Sequence[str]) -> Experiment:
-    folder = Path(name)
-    if not folder.is_dir():
-        return find(name)()
-    own, text = run_dir.read(folder)
-    return hyperparams.from_text(text, _find_of(folder, own, named))
-
-
-def _find_of(folder: Path, name: str, named: Sequence[str]) -> type[Experiment]:
-    """Returns the experiment that a run's folder names.
-
-    A folder may come from anywhere, and an import runs what it imports: what is not in
-    `params/` the user has to name.
-    """
-    if name in named or is_in_params(name):
-        return find(name)
-    raise HyperparameterError(
-        f"{folder} is the run of {name!r}, which params/ does not have. If you trust "
-        f"that module, which is imported then, add --params={shlex.quote(name)}."
-    )
 
 
 @contextlib.contextmanager

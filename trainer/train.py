@@ -14,8 +14,6 @@ import keras
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.report import device_memory, draw_memory
-from tfgpipe.schedules import draw
 from tfgpipe_trainer import (
     devices,
     evaluators,
@@ -71,28 +69,6 @@ def build(
         model.optimizer.build(model.trainable_variables)
     print(tfgpipe.stage_table(model), flush=True)
     return model
-
-
-def show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
-    """Shows which device holds what: as a picture in a folder, or printed.
-
-    Args:
-        model: The model, its optimizer built.
-        folder: The folder of `mesh.png`, or None to print.
-    """
-    grid = device_memory(model)
-    if folder is None:
-        print(f"\n{draw_memory(grid)}", flush=True)
-        return
-    tfgpipe.plot_mesh(grid, path=run_dir.writable(folder) / "mesh.png")
-    print(f"\nWho holds what is drawn in {folder / 'mesh.png'}.", flush=True)
-
-
-def print_plan(experiment: Experiment, model: tfgpipe.PipelinedModel) -> None:
-    """Prints the schedule, and what each stage costs."""
-    print(f"\n{model.schedule.name}\n{draw(model.schedule)}", flush=True)
-    plan = model.plan(batch_size=experiment.training.batch_size)
-    print(f"\n{plan}", flush=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,7 @@ class AmoebaNetD(AmoebaNetClassifier):
                epochs.
     """
 
+    num_accelerators = 4
     pipelining: Pipelining = Pipelining(
         num_stages=4, num_microbatches=32, balance="flops", batch_norm="deferred"
     )
@@ -101,6 +102,7 @@ class ResNet50(ResNetClassifier):
     Time:      not measured.
     """
 
+    num_accelerators = 2
     pipelining: Pipelining = AmoebaNetD.pipelining.replace(
         num_stages=2, num_microbatches=8
     )

@@ -80,6 +80,7 @@ class Small(LanguageModel):
     Data:      20,000 steps read 1.3 billion bytes; the default corpus has 10 million.
     """
 
+    num_accelerators = 4
     pipelining: Pipelining = Pipelining(num_stages=4, num_microbatches=16)
     optimizer: Optimizer = Optimizer(learning_rate=6e-4, warmup=0.02, weight_decay=0.1)
     model: Transformer = Transformer(
@@ -99,6 +100,7 @@ class Medium(Small):
     Time:      not measured.
     """
 
+    num_accelerators = 8
     pipelining: Pipelining = Small.pipelining.replace(num_stages=8, num_microbatches=32)
     optimizer: Optimizer = Small.optimizer.replace(learning_rate=3e-4)
     model: Transformer = Small.model.replace(
@@ -116,6 +118,7 @@ class OneBillion(Medium):
     Time:      not measured.
     """
 
+    num_accelerators = 8
     optimizer: Optimizer = Small.optimizer.replace(learning_rate=2e-4)
     model: Transformer = Medium.model.replace(width=1920, num_heads=15, mlp_width=7680)
 

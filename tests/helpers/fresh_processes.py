@@ -172,7 +172,7 @@ def _serve() -> None:
     import sklearn.datasets  # noqa: F401
     import tensorflow as tf  # noqa: F401
 
-    import tfgpipe_trainer.modes  # noqa: F401
+    import tfgpipe_trainer.commands.runs  # noqa: F401
 
     running = set()
     while line := sys.stdin.readline():

@@ -1928,13 +1928,6 @@ TRAINER = (
         ("tests/trainer/test_preemption.py::test_a_stopped_run_goes_on_exactly",),
     ),
     Fault(
-        "a checkpoint of the old format whose index has changed is taken",
-        "trainer/checkpoint/store.py",
-        '    if checksum != body["files"][index]["sha256"]:\n',
-        '    if not body["files"][index]["sha256"]:\n',
-        ("tests/trainer/test_store.py::test_damage_to_an_old_format_is_found",),
-    ),
-    Fault(
         "the worst checkpoint is kept as the best",
         "trainer/callbacks.py",
         'sign = 1 if self._mode == "min" else -1',

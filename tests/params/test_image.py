@@ -12,9 +12,9 @@ import pytest
 from tests.helpers import image_files
 from tfgpipe_params.image import digits
 from tfgpipe_params.image.task import ImageClassifier
+from tfgpipe_trainer.commands.runs import calibration_examples
 from tfgpipe_trainer.config import Pipelining
 from tfgpipe_trainer.experiment import find
-from tfgpipe_trainer.export import calibration_examples
 from tfgpipe_trainer.hyperparams import HyperparameterError, override
 
 SHORT = [

@@ -34,7 +34,10 @@ OTHERS = {
     ("__init__", "__name__", "params"),  # Of the folder.
     ("image.amoebanet", "what", "none"),
     ("image.images", "format", "auto"),
-    *((name, "device", "auto") for name in ("devices", "machine_checks", "flags")),
+    *(
+        (name, "device", "auto")
+        for name in ("devices", "commands.machine_checks", "flags")
+    ),
     # Of the trainer, which has "none" for None.
     ("config", "quantize", "none"),
     ("config", "transfer_dtype", "none"),

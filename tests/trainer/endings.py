@@ -77,7 +77,7 @@ def _train(way: str, folder: Path, flags: list[str]) -> None:
 def _main(folder: Path, flags: list[str]) -> None:
     import tensorflow as tf  # noqa: F401
 
-    import tfgpipe_trainer.modes  # noqa: F401
+    import tfgpipe_trainer.commands.runs  # noqa: F401
 
     children = {}
     for way in WAYS:

@@ -94,7 +94,7 @@ def _live(flags: list[str], death: int | None) -> int:
 def _main(num_kills: int, seed: int, flags: list[str]) -> None:
     import tensorflow as tf  # noqa: F401
 
-    import tfgpipe_trainer.modes  # noqa: F401
+    import tfgpipe_trainer.commands.runs  # noqa: F401
 
     chance = random.Random(seed)
     (logdir,) = (f.removeprefix("--logdir=") for f in flags if "--logdir=" in f)

@@ -23,7 +23,8 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import tfgpipe
 from tests.helpers import fake_tpu
 from tests.trainer import runs
-from tfgpipe_trainer import devices, machine_checks
+from tfgpipe_trainer import devices
+from tfgpipe_trainer.commands import machine_checks
 from tfgpipe_trainer.config import Pipelining
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.evaluate import comparison
@@ -290,7 +291,7 @@ def test_what_nobody_expected_is_a_sentence_and_a_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     surprise = RuntimeError("A surprise,\nof two lines.")
-    monkeypatch.setattr("tfgpipe_trainer.modes.build", _failing(surprise))
+    monkeypatch.setattr("tfgpipe_trainer.commands.job.build", _failing(surprise))
     folder = tmp_path / "run"
     command = [*small, f"--logdir={folder}"]
     assert main(command) == 1
@@ -322,7 +323,7 @@ def test_too_little_memory_is_said_with_what_to_try(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("tfgpipe_trainer.modes.build", _failing(error))
+    monkeypatch.setattr("tfgpipe_trainer.commands.job.build", _failing(error))
     assert main([*small, f"--logdir={tmp_path}"]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"Crashed: MemoryError: {error}\nThe trac")
@@ -533,7 +534,7 @@ def test_the_doctor_names_the_gpus_that_are_used_and_those_that_are_not(
     monkeypatch.setattr(
         tf.config.experimental, "get_device_details", lambda gpu: details
     )
-    monkeypatch.setattr("tfgpipe_trainer.catalog.num_gpus_there", lambda: 3)
+    monkeypatch.setattr("tfgpipe_trainer.commands.catalog.num_gpus_there", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert machine_checks.visible_gpus() == ["H100"] * 2
     found = machine_checks.check_gpus(["H100"] * 2)

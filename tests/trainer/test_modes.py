@@ -22,9 +22,10 @@ from tfgpipe_params.parallelism import SingleDevice as Classifier
 from tfgpipe_trainer.callbacks import Checkpointing
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.run_state import RunState
+from tfgpipe_trainer.commands import runs as commands_runs
 from tfgpipe_trainer.config import Evaluation, Pipelining, Training
 from tfgpipe_trainer.errors import CheckpointError
-from tfgpipe_trainer.evaluate import evaluate_each, validated_part
+from tfgpipe_trainer.evaluate import validated_part
 from tfgpipe_trainer.experiment import Experiment, Split, output_names
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 from tfgpipe_trainer.main import main
@@ -86,7 +87,7 @@ def test_the_folder_of_a_run_says_what_to_evaluate(trained, capsys) -> None:
     changed = "--set=evaluation.max_batches=1"
     assert main(["trainer", "--mode=eval", f"--logdir={folder}", changed]) == 0
     assert capsys.readouterr().out.startswith(
-        "Changed, for --mode=eval alone:\nevaluation.num_batches: 2 -> 1\n"
+        "Changed, for --mode=eval alone:\nevaluation.max_batches: 2 -> 1\n"
     )
     # What the checkpoint does not fit is refused, as are the names of others.
     argv = ["trainer", "--mode=export", f"--logdir={folder}", "--set=model.width=9"]
@@ -125,8 +126,9 @@ def test_following_a_run_that_dies_before_its_first_checkpoint_ends(
     tmp_path: Path,
 ) -> None:
     experiment = mock.Mock(evaluation=Evaluation(), training=Training())
+    job = mock.Mock(experiment=experiment, folder=tmp_path)
     with pytest.raises(CheckpointError, match="the run there has ended before its fir"):
-        evaluate_each(experiment, mock.Mock(), tmp_path)
+        commands_runs.evaluate(job)
 
 
 def test_all_validation_examples_are_taken_unless_fewer_are_asked_for(
@@ -135,7 +137,7 @@ def test_all_validation_examples_are_taken_unless_fewer_are_asked_for(
     _, folder = trained
     copy = shutil.copytree(folder, tmp_path / "run")
     size = Classifier().num_validation_examples()
-    assert Evaluation().num_batches is None
+    assert Evaluation().max_batches is None
     assert main(["trainer", "--mode=eval", f"--logdir={copy}"]) == 0
     assert capsys.readouterr().out.endswith(f"\non 8 of {size} examples\n")
     every = "--set=evaluation.max_batches=None"
@@ -234,7 +236,7 @@ class Endless(TwoHeads):
 
 def test_validation_without_end_needs_a_number_of_batches() -> None:
     with pytest.raises(
-        HyperparameterError, match=r"num_batches: expected a number, as"
+        HyperparameterError, match=r"max_batches: expected a number, as"
     ):
         Endless().batches("validation")
     some = Endless(evaluation=Evaluation(max_batches=3))
@@ -258,7 +260,7 @@ def test_the_metrics_of_several_outputs_are_called_as_keras_calls_them(
     targets = y if by_name else tuple(y.values())
     measured = model.evaluate(x, targets, verbose=0, return_dict=True)
     for name in measured:
-        evaluation = Evaluation(metric=name, steps=1)
+        evaluation = Evaluation(metric=name, every_steps=1)
         evaluation.check(experiment.metrics(), output_names(model.unpipelined()))
     assert metric in measured
     with pytest.raises(HyperparameterError, match=f"expected one of .*{metric}"):
@@ -327,7 +329,8 @@ def test_tuning_ends_with_flags_for_the_fastest_pipeline(
     assert printed.count("\ntrial ") == 2
     flags = printed.splitlines()[-1].split()
     assert {flag.rpartition("=")[0] for flag in flags} >= {
-        f"--set=pipelining.{name}" for name in ("num_stages", "schedule", "layers")
+        f"--set=pipelining.{name}"
+        for name in ("num_stages", "schedule", "layers_per_stage")
     }
     assert main([*small, *flags, "--smoke_test", f"--logdir={tmp_path / 'run'}"]) == 0
     assert sorted(tmp_path.iterdir()) == before
@@ -414,11 +417,11 @@ def test_a_metric_that_is_not_there_is_refused(small, tmp_path: Path, capsys) ->
 
 
 def _compared(
-    *values: float, better: Literal["lower", "higher"] | None = None, name: str
+    *values: float, mode: Literal["min", "max"] | None = None, name: str
 ) -> RunState:
     """Returns the notes of a run whose evaluations measure these values."""
     experiment = Classifier(
-        evaluation=Evaluation(metric=name, better=better, steps=1, patience=9)
+        evaluation=Evaluation(metric=name, mode=mode, every_steps=1, patience=9)
     )
     notes, measured = RunState(), iter(values)
     checkpoints = mock.Mock()
@@ -441,18 +444,18 @@ def test_the_metric_says_which_checkpoint_is_the_best() -> None:
     assert _compared(0.5, 0.75, 0.625, name="accuracy").best_step == 2
     assert _compared(0.5, 0.75, 0.25, name="loss").best_step == 3
     # Unless the user does.
-    assert _compared(0.5, 0.75, name="accuracy", better="lower").best_step == 1
+    assert _compared(0.5, 0.75, name="accuracy", mode="min").best_step == 1
 
 
 def test_a_metric_of_which_nobody_says_what_is_better_is_refused() -> None:
     metrics = [keras.metrics.FalsePositives(name="wrong")]
     Evaluation(metric="wrong").check(metrics)  # Nothing is compared.
-    Evaluation(metric="wrong", steps=1, better="lower").check(metrics)
+    Evaluation(metric="wrong", every_steps=1, mode="min").check(metrics)
     with pytest.raises(
         HyperparameterError,
-        match=r"^evaluation\.better: expected lower or higher, .* 'wrong', a FalsePos",
+        match=r"^evaluation\.mode: expected min or max, .* 'wrong', a FalsePos",
     ):
-        Evaluation(metric="wrong", steps=1).check(metrics)
+        Evaluation(metric="wrong", every_steps=1).check(metrics)
 
 
 def test_a_run_goes_on_in_another_cut_if_that_is_allowed(

@@ -149,12 +149,12 @@ def test_more_accumulation_than_steps_is_refused() -> None:
     )
     with pytest.raises(
         HyperparameterError,
-        match=r"^optimizer\.accumulate: expected at most training\.num_steps=3, .*4\.$",
+        match=r"accumulation_steps: expected at most training\.num_steps=3, .*4\.$",
     ):
         Optimizer(gradient_accumulation_steps=4).build(3)
 
 
-@pytest.mark.parametrize("name", ["warmup", "momentum", "beta_2", "average"])
+@pytest.mark.parametrize("name", ["warmup", "beta_1", "beta_2", "ema_decay"])
 def test_what_is_a_share_is_less_than_one(name: str) -> None:
     with pytest.raises(
         HyperparameterError,

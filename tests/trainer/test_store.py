@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,38 +37,6 @@ def _write(folder: Path, step: int, **values: tf.Tensor) -> Path:
     return store.place(folder, step)
 
 
-def _write_old(folder: Path, step: int, **body: Any) -> Path:
-    """Writes a checkpoint as format 1 was, or format 0 but for the number."""
-    at = folder / f"step-{step:08}"
-    at.mkdir(parents=True)
-    values = _values()
-    tf.raw_ops.SaveV2(
-        prefix=str(at / "state"),
-        tensor_names=list(values),
-        shape_and_slices=[""] * len(values),
-        tensors=list(values.values()),
-    )
-    files = {
-        path.name: {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-        for path in at.iterdir()
-    }
-    body = {
-        **body,
-        "step": step,
-        "time": 123.456,
-        "notes": NOTES,
-        "files": files,
-    }
-    text = json.dumps(body, indent=1)
-    (at / "about.json").write_text(text)
-    checksum = hashlib.sha256(text.encode()).hexdigest()
-    (at / "about.sha256").write_text(f"{checksum}  about.json\n")
-    return at
-
-
 def _same(values: Mapping[str, tf.Tensor], expected: Mapping[str, tf.Tensor]) -> bool:
     return values.keys() == expected.keys() and all(
         values[name].dtype == x.dtype
@@ -80,16 +46,8 @@ def _same(values: Mapping[str, tf.Tensor], expected: Mapping[str, tf.Tensor]) ->
     )
 
 
-WRITERS = {
-    "format 0": _write_old,
-    "format 1": functools.partial(_write_old, format=1),
-    "format 2": _write,
-}
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
-    WRITERS[name](tmp_path, 20)
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    _write(tmp_path, 20)
     read = store.read(tmp_path, 20)
     assert read.about == About(step=20, time=123.456, notes=NOTES)
     assert store.about(tmp_path, 20) == read.about
@@ -165,21 +123,6 @@ def test_damage_to_a_large_index_is_found(tmp_path: Path) -> None:
         assert _found(tmp_path, about, values), i
 
 
-@pytest.mark.parametrize(
-    "file", ["about.json", "about.sha256", "state.index", "state.data-00000-of-00001"]
-)
-def test_damage_to_an_old_format_is_found(file: str, tmp_path: Path) -> None:
-    path = _write_old(tmp_path, 1, format=1) / file
-    whole = path.read_bytes()
-    for i in range(0, len(whole), 1 + len(whole) // 20):
-        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
-        with pytest.raises(DamagedError, match=r"another checksum|cannot be read: "):
-            store.read(tmp_path, 1)
-    path.unlink()
-    with pytest.raises(DamagedError, match="cannot be read: "):
-        store.read(tmp_path, 1)
-
-
 def test_what_a_checkpoint_says_of_itself_is_read_without_its_values(
     tmp_path: Path,
 ) -> None:
@@ -198,13 +141,20 @@ def test_one_of_a_later_version_is_refused_and_stays(
     with monkeypatch.context() as later:
         later.setattr(store, "FORMAT", store.FORMAT + 1)
         _write(tmp_path, 2)
-    words = r"of format 3 or before; that in .*step-00000002 is of format 4\. Go on"
+    words = r"of format 2 to 3; that in .*step-00000002 is of format 4\. Go on"
     for read in (store.read, store.about):
         with pytest.raises(CheckpointError, match=words):
             read(tmp_path, 2)
     with pytest.raises(CheckpointError, match=words):
         newest_whole(tmp_path, set_aside=True)
     assert store.steps(tmp_path) == [1, 2]
+
+
+def test_one_of_a_format_that_is_no_more_read_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path, 1)
+    (path / "about.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"format 2 to 3; that in .* format 1\."):
+        store.read(tmp_path, 1)
 
 
 def test_one_of_the_format_before_is_read(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.subprocesses import command
 from tests.trainer import runs
-from tfgpipe_trainer import sweep
+from tfgpipe_trainer.commands import sweep
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.main import main
 

@@ -39,8 +39,7 @@ class RunState:
         Raises:
             CheckpointError: If they are not those of this version.
         """
-        # Format 1 had no losses, and format 2 no other metrics.
-        written = {"loss_sum": 0.0, "num_losses": 0, "metric_sums": {}, **written}
+        written = {"metric_sums": {}, **written}  # Format 2 had none.
         expected = [each.name for each in dataclasses.fields(cls)]
         if sorted(written) != sorted(expected):
             raise CheckpointError(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import re
@@ -39,11 +38,10 @@ _ELSEWHERE = "elsewhere.json"
 _PREFIX = "state"
 # No variable has a name that begins so.
 _ABOUT = "/about"
-# A change of what that holds, or of the fields of `RunState`, adds one. Formats 1, and
-# 0 without a number, have it in a file.
+# A change of what that holds, or of the fields of `RunState`, adds one. Formats 0 and 1
+# had it in a file.
 FORMAT = 3
-_OLDEST_IN_TENSORS = 2
-_OLD_ABOUT = "about.json"
+_OLDEST = 2
 _KINDS: Mapping[str, Any] = {
     "step": int,
     "time": (int, float),
@@ -205,18 +203,17 @@ def _about(body: Mapping[str, Any]) -> About:
 
 
 def _read_body(at: Path, step: int) -> dict[str, Any]:
-    if (at / _OLD_ABOUT).exists():
-        body = _read_old_body(at)
+    if (at / "about.json").exists():
+        body: dict[str, Any] = {"format": 1}
     else:
         body = _parsed(_read_tensors(at, {_ABOUT: "string"})[_ABOUT].numpy())
-        if type(body.get("format")) is not int:
-            raise DamagedError("what it says of itself has no format")
-        if not _OLDEST_IN_TENSORS <= body["format"] <= FORMAT:
-            raise CheckpointError(
-                f"Expected a checkpoint of format {FORMAT} or before; that in {at} is "
-                f"of format {body['format']}. Go on with the version that wrote it, or "
-                "a later one."
-            )
+    if type(body.get("format")) is not int:
+        raise DamagedError("what it says of itself has no format")
+    if not _OLDEST <= body["format"] <= FORMAT:
+        raise CheckpointError(
+            f"Expected a checkpoint of format {_OLDEST} to {FORMAT}; that in {at} is "
+            f"of format {body['format']}. Go on with the version that wrote it."
+        )
     for name, kinds in _KINDS.items():
         if not isinstance(body.get(name), kinds):
             raise DamagedError(f"what it says of itself has no fit {name}")
@@ -257,35 +254,6 @@ def _read_tensors(at: Path, dtypes: Mapping[str, str]) -> dict[str, tf.Tensor]:
         reason = re.sub(r"^\{\{.*?\}\} | \[Op:.*", "", error.message)
         raise DamagedError(f"its values cannot be read: {reason}") from None
     return dict(zip(dtypes, tensors, strict=True))
-
-
-def _read_old_body(at: Path) -> dict[str, Any]:
-    """Returns the description of a checkpoint of format 0 or 1.
-
-    It does so in a file, whose checksum is in another. It has those of the other files:
-    with that of the index, TensorFlow's list of names can be relied on.
-    """
-    import tensorflow as tf
-
-    index = f"{_PREFIX}.index"
-    try:
-        text = (at / _OLD_ABOUT).read_bytes()
-        line = f"{hashlib.sha256(text).hexdigest()}  {_OLD_ABOUT}\n"
-        if (at / "about.sha256").read_bytes() != line.encode():
-            raise DamagedError(
-                f"{_OLD_ABOUT} has another checksum than when it was written"
-            )
-        body = _parsed(text)
-        checksum = hashlib.sha256((at / index).read_bytes()).hexdigest()
-    except OSError as error:
-        raise DamagedError(
-            f"{error.filename} cannot be read: {error.strerror}"
-        ) from None
-    if checksum != body["files"][index]["sha256"]:
-        raise DamagedError(f"{index} has another checksum than when it was written")
-    reader = tf.train.load_checkpoint(str(at / _PREFIX))
-    dtypes = reader.get_variable_to_dtype_map()
-    return {**body, "tensors": {name: dtypes[name].name for name in sorted(dtypes)}}
 
 
 def elsewhere(folder: Path) -> dict[int, float]:

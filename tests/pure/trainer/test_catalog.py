@@ -11,8 +11,8 @@ import pytest
 
 import tfgpipe_params
 from tests.helpers.subprocesses import interpret
-from tfgpipe_trainer import catalog
-from tfgpipe_trainer.experiment import experiments
+from tfgpipe_trainer.commands import catalog
+from tfgpipe_trainer.experiment import Experiment, experiments
 from tfgpipe_trainer.main import main
 
 PROGRAM = """
@@ -101,12 +101,11 @@ def test_an_abstract_class_and_one_without_a_docstring_are_listed(
 def test_an_experiment_says_that_accelerators_are_missing(
     write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docstring = (
-        "Large.\\n\\n    Hardware:  4 accelerators.\\n    Time:      2 hours.\\n"
-    )
+    docstring = "Large.\\n\\n    Time:      2 hours.\\n"
     write(
         "from tfgpipe_params.lm.task import LanguageModel\n"
         f"class Large(LanguageModel):\n    '''{docstring}'''\n"
+        "    num_accelerators = 4\n"
     )
     for here, said in ((3, "needs 4 accelerators"), (4, "2 hours")):
         monkeypatch.setattr(catalog, "num_accelerators_here", lambda n=here: n)
@@ -123,13 +122,8 @@ def test_an_experiment_says_that_accelerators_are_missing(
     ],
 )
 def test_a_time_is_the_first_words_of_its_line(time: str, expected: str) -> None:
-    described = catalog.describe("Mine", f"A.\n\n    Time:      {time}\n")
-    assert described.time == expected
-
-
-def test_cpu_cores_that_do_need_no_accelerators() -> None:
-    text = "A.\n\n    Hardware:  2 accelerators; 2 CPU cores do for small tasks.\n"
-    assert catalog.describe("Mine", text).num_accelerators == 0
+    named = type("Mine", (Experiment,), {"__doc__": f"A.\n\n    Time:      {time}\n"})
+    assert catalog.duration(named) == expected
 
 
 def test_a_reader_that_has_had_enough_is_no_crash(

@@ -103,7 +103,7 @@ def test_hosts_that_python_cannot_parse_for_their_depth_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", "[" * 100_000)
-    assert main(["trainer", "--params=lm.Tiny", "--mode=describe"]) == 1
+    assert main(["trainer", "--params=lm.Tiny"]) == 1
     assert "Expected TF_CONFIG to list workers" in capsys.readouterr().err
 
 

@@ -30,14 +30,10 @@ def test_what_is_measured_again_replaces_what_was() -> None:
     }
 
 
-def test_training_is_drawn_as_means_of_as_many_steps() -> None:
+def test_a_long_run_is_drawn_as_means() -> None:
     curve = [(5 * i, float(i % 2)) for i in range(1, 1001)]
-    means = loss_plot.windowed(curve)
-    assert means.num_steps == 50
-    assert means.points == [(50 * i, 0.5) for i in range(1, 101)]
-    # A short run is drawn as it is.
-    short = loss_plot.windowed(curve[:100])
-    assert (short.points, short.num_steps) == (curve[:100], 5)
+    assert loss_plot.means(curve) == [(50 * i, 0.5) for i in range(1, 101)]
+    assert loss_plot.means(curve[:100]) == curve[:100]
 
 
 def test_losses_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +55,7 @@ def test_baselines_and_losses_are_in_the_picture(
     (axes,) = figures[0].axes
     drawn = {str(line.get_label()): list(line.get_ydata()) for line in axes.lines}
     assert drawn == {
-        "training, means of 10 steps, 1.500 at the end": [2.5, 1.5],
+        "training, 1.500 at the end": [2.5, 1.5],
         "validation, 1.625 at the end": [1.625],
         "bigram, 2.000": [2.0, 2.0],
     }

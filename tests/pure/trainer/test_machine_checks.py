@@ -13,9 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from tfgpipe_params import template
-from tfgpipe_trainer import catalog, machine_checks
+from tfgpipe_trainer.commands import catalog, machine_checks
+from tfgpipe_trainer.commands.machine_checks import CheckResult
 from tfgpipe_trainer.hyperparams import override
-from tfgpipe_trainer.machine_checks import CheckResult
 
 GIB = 2**30
 KERAS = Requirement("keras>=3.14,<3.16")
@@ -215,10 +215,7 @@ def test_too_few_gpus_fail_and_too_few_cores_are_slow(
 
 def test_missing_accelerators_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     class Large(template.Mine):
-        """An experiment.
-
-        Hardware:  2 accelerators.
-        """
+        num_accelerators = 2
 
     monkeypatch.setattr(machine_checks, "check_data", lambda _: CheckResult("ok", ""))
     check: Any = machine_checks.check_experiment

@@ -1,16 +1,27 @@
-"""The experiments there are to run, one line each: `python -m trainer`."""
+"""Modes about experiments as texts, and the list of them, without TensorFlow."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import glob
 import importlib
 import inspect
 import os
 import pkgutil
 import re
+import shlex
+from pathlib import Path
 
-from tfgpipe_trainer.experiment import PARAMS, Experiment, defined_in, not_imported
+from tfgpipe_trainer import hyperparams, run_dir
+from tfgpipe_trainer.experiment import (
+    PARAMS,
+    Experiment,
+    defined_in,
+    find,
+    find_of_run,
+    not_imported,
+)
+from tfgpipe_trainer.flags import Flags, program
 
 _COLUMNS = 100
 _HEAD = """\
@@ -24,21 +35,6 @@ Your own, in any folder: python -m trainer --mode=template > mine.py, then
 --params=mine.Mine; or any file that Python can import, --params=my_pkg.my_file.Mine.
 --mode=describe prints hyperparameters, --mode=doctor looks at this machine, --help
 lists the flags."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Description:
-    """The facts in the docstring of an experiment.
-
-    Attributes:
-        summary: Its first line.
-        time: Duration of a run, in a few words.
-        num_accelerators: Number that it needs; 0 where CPU cores do.
-    """
-
-    summary: str
-    time: str
-    num_accelerators: int
 
 
 def listing() -> str:
@@ -88,38 +84,27 @@ def _cells(cls: type[Experiment], num_here: int) -> tuple[str, str]:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         return "abstract", f"It lacks {missing}."
-    described = describe(cls.__name__, cls.__doc__ or "")
-    needed = described.num_accelerators
+    needed = cls.num_accelerators
     if needed > num_here:
-        return f"needs {needed} accelerator{'s' * (needed > 1)}", described.summary
-    return described.time, described.summary
+        return f"needs {needed} accelerator{'s' * (needed > 1)}", _summary(cls)
+    return duration(cls), _summary(cls)
 
 
-def describe(name: str, docstring: str) -> Description:
-    """Returns the facts in the docstring of an experiment.
+def _docstring(cls: type[Experiment]) -> str:
+    text = cls.__doc__ or ""
+    # A dataclass without one is given its signature.
+    return "" if text.startswith(f"{cls.__name__}(") else inspect.cleandoc(text)
 
-    >>> text = '''Tiny.
-    ...
-    ...     Hardware:  4 accelerators.
-    ...     Time:      2.5 minutes of computing, half of it tracing.
-    ... '''
-    >>> describe("Mine", text)
-    Description(summary='Tiny.', time='2.5 minutes of computing', num_accelerators=4)
 
-    Args:
-        name: The name of its class.
-        docstring: The docstring.
-    """
-    # That of a dataclass without one.
-    text = "" if docstring.startswith(f"{name}(") else inspect.cleandoc(docstring)
-    time = re.search(r"^Time: +(.+?)(?:[,;:]|\.?$|\. )", text, re.MULTILINE)
-    hardware = re.search(r"^Hardware: +(.*)$", text, re.MULTILINE)
-    needed = hardware and re.match(r"(\d+) (?!.*CPU)accelerator", hardware[1])
-    return Description(
-        summary=_first_line(text) or "No description.",
-        time=time[1] if time else "not measured",
-        num_accelerators=int(needed[1]) if needed else 0,
-    )
+def _summary(cls: type[Experiment]) -> str:
+    return _first_line(_docstring(cls)) or "No description."
+
+
+def duration(cls: type[Experiment]) -> str:
+    """Returns the duration of a run in a few words, of the docstring's `Time:`."""
+    pattern = r"^Time: +(.+?)(?:[,;:]|\.?$|\. )"
+    time = re.search(pattern, _docstring(cls), re.MULTILINE)
+    return time[1] if time else "not measured"
 
 
 def num_accelerators_here() -> int:
@@ -161,3 +146,47 @@ def _first_line(docstring: str | None) -> str:
 def _fit(line: str) -> str:
     line = line.rstrip()
     return line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 3].rstrip()}..."
+
+
+def show(text: str) -> None:
+    """Prints a text, of which a reader such as `head` may have had enough."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text.rstrip("\n"), flush=True)
+
+
+def template(flags: Flags) -> None:
+    """Prints an experiment to copy."""
+    del flags
+    show(inspect.getsource(importlib.import_module(f"{PARAMS}.template")))
+
+
+def describe(flags: Flags) -> None:
+    """Prints an experiment's docstring, and its hyperparameters with their helps."""
+    experiment = flags.experiment()
+    text = hyperparams.describe(experiment)
+    show(f"{flags.params}: {inspect.getdoc(experiment)}\n\n{text}")
+
+
+def diff(flags: Flags) -> None:
+    """Prints differences of two experiments, or of the runs of two folders."""
+    named = [*flags.compared, flags.params]
+    old, new = (_experiment(each, named) for each in flags.compared)
+    print(hyperparams.diff(old, new) or "No difference.")
+
+
+def _experiment(name: str, named: list[str]) -> Experiment:
+    folder = Path(name)
+    if not folder.is_dir():
+        return find(name)()
+    own, text = run_dir.read(folder)
+    return hyperparams.from_text(text, find_of_run(folder, own, named))
+
+
+def tokenizer(flags: Flags) -> None:
+    """Trains a tokenizer, and prints how good it is, and how to train with it."""
+    print(flags.experiment().train_tokenizer())
+    kept = [each for each in flags.set if not each.startswith("data.vocabulary_size")]
+    logdir = flags.logdir or "runs/tokens"
+    given = [f"--params={flags.params}", *(f"--set={each}" for each in kept)]
+    command = f"{program()} {shlex.join([*given, f'--logdir={logdir}'])}"
+    print(f"Train with it:\n  {command}")

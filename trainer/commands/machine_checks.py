@@ -19,8 +19,9 @@ from packaging.specifiers import SpecifierSet
 
 from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
 from tfgpipe._util import readable_bytes
-from tfgpipe_trainer import catalog
+from tfgpipe_trainer.commands import catalog
 from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.flags import Flags
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 _GIB = 2**30
@@ -50,27 +51,24 @@ class CheckResult:
         return f"{self.level:5}  {self.text}"
 
 
-def run(
-    experiment: Experiment | None, *, name: str, logdir: str, device: str = "auto"
-) -> int:
+def doctor(flags: Flags) -> int:
     """Prints the results and returns the exit status: 1 if something fails, else 0.
 
-    Args:
-        experiment: The experiment to train, or None to check the machine alone.
-        name: Its name.
-        logdir: The run's folder, or empty for the working directory.
-        device: `"cpu"` to leave GPUs aside.
+    Without --params it is about the machine alone, without --logdir about the disk of
+    the working directory, and with --device=cpu not about GPUs.
     """
+    device = flags.device
+    experiment = flags.experiment() if flags.params else None
     gpus = visible_gpus() if device == "auto" else []
     sections = {
         "Versions": check_versions(),
         "Devices": check_gpus(gpus) if device == "auto" else iter(()),
         "CPU": check_cpu(),
-        "Disk": check_folder(Path(logdir or ".")),
+        "Disk": check_folder(Path(flags.logdir or ".")),
         "Optional packages": check_optional(),
     }
     if experiment is not None:
-        sections[name] = check_experiment(experiment, num_gpus=len(gpus))
+        sections[flags.params] = check_experiment(experiment, num_gpus=len(gpus))
     fails = 0
     for title, found in sections.items():
         print(f"\n{title}", flush=True)
@@ -265,8 +263,7 @@ def check_experiment(experiment: Experiment, *, num_gpus: int) -> Iterator[Check
         yield CheckResult("slow", f"{text}, which they share: none is faster for it.")
     else:
         yield CheckResult("ok", f"{text}.")
-    own = type(experiment)
-    needed = catalog.describe(own.__name__, own.__doc__ or "").num_accelerators
+    needed = experiment.num_accelerators
     if needed > num_gpus:
         text = f"It is made for {needed} accelerators; there are {num_gpus}"
         yield CheckResult("slow", f"{text}. CPU cores take many times as long.")

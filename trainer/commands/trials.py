@@ -1,4 +1,4 @@
-"""How fast an experiment trains here and could, and a step on zeros to see it fits."""
+"""Modes that try a model: inspect, a smoke test, benchmark, tune, verify."""
 
 from __future__ import annotations
 
@@ -7,14 +7,84 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 import tfgpipe
+from tfgpipe.report import device_memory, draw_memory
+from tfgpipe.schedules import draw
+from tfgpipe_trainer import run_dir
+from tfgpipe_trainer.commands.job import Job
 from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.hyperparams import HyperparameterError
+
+
+def inspect(job: Job) -> None:
+    """Prints stages, costs and schedule; with --target as of another device."""
+    flags, experiment, model = job.flags, job.experiment, job.model
+    _show_mesh(model, job.folder if flags.logdir else None)
+    _print_plan(experiment, model)
+    if flags.target:
+        batch = experiment.batches("train").element_spec
+        report = tfgpipe.dry_run(model, batch=batch, platform=flags.target)
+        print(f"\n{report}", flush=True)
+
+
+def smoke_test(job: Job) -> None:
+    """Prints the plan, and makes one step on zeros."""
+    _print_plan(job.experiment, job.model)
+    print(_step_on_zeros(job.experiment, job.model), flush=True)
+
+
+def _show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
+    """Shows which device holds what: as a picture in a folder, or printed.
+
+    Args:
+        model: The model, its optimizer built.
+        folder: The folder of `mesh.png`, or None to print.
+    """
+    grid = device_memory(model)
+    if folder is None:
+        print(f"\n{draw_memory(grid)}", flush=True)
+        return
+    tfgpipe.plot_mesh(grid, path=run_dir.writable(folder) / "mesh.png")
+    print(f"\nWho holds what is drawn in {folder / 'mesh.png'}.", flush=True)
+
+
+def _print_plan(experiment: Experiment, model: tfgpipe.PipelinedModel) -> None:
+    """Prints the schedule, and what each stage costs."""
+    print(f"\n{model.schedule.name}\n{draw(model.schedule)}", flush=True)
+    plan = model.plan(batch_size=experiment.training.batch_size)
+    print(f"\n{plan}", flush=True)
+
+
+def _step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
+    """Makes a step on a batch of zeros of the real shapes; says how that went.
+
+    Args:
+        experiment: The experiment.
+        model: Its model.
+    """
+    spec = experiment.batches("train").element_spec
+    size = experiment.training.batch_size
+
+    def zeros(each: tf.TensorSpec) -> Any:
+        shape = [size if length is None else length for length in each.shape]
+        return tf.zeros(shape, each.dtype)
+
+    batch = tf.nest.map_structure(zeros, spec)
+    started = time.perf_counter()
+    x, *targets = batch if isinstance(batch, tuple) else (batch,)
+    loss = model.train_on_batch(x, *targets, return_dict=True)["loss"]
+    seconds = time.perf_counter() - started
+    return (
+        f"\nA step on zeros: loss {float(loss):.4f}, {seconds:.1f} s with tracing. "
+        "Nothing was written."
+    )
+
 
 _WARM_UP = 3
 _STEPS = 20
@@ -35,13 +105,12 @@ class _Clock(keras.callbacks.Callback):
         self.ends.append(time.perf_counter())
 
 
-def benchmark(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
-    """Returns the time of a step, the rate of training, and the bubble.
+def benchmark(job: Job) -> None:
+    """Prints the time of a step, the rate of training, and the bubble.
 
-    Args:
-        experiment: The experiment to train, on its own data, for a few steps.
-        model: Its model, which is trained.
+    The model is trained for a few steps, on its own data.
     """
+    experiment, model = job.experiment, job.model
     dataset = experiment.batches("train")
     clock = _Clock()
     started = time.perf_counter()
@@ -81,19 +150,18 @@ def benchmark(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         f"bubble      {100 * measured.bubble:8.1f} %, of a schedule that allows "
         f"{100 * theory.bubble:.1f} %"
     )
-    return "\n".join(lines)
+    print("\n".join(lines), flush=True)
 
 
-def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
-    """Tries settings of the pipeline, and returns these, and flags for the fastest.
+def tune(job: Job) -> None:
+    """Tries settings of the pipeline, and prints these, and flags for the fastest.
 
-    Args:
-        experiment: The experiment, whose devices are those for `num_stages`.
-        model: Its model, which stays as it is.
+    The devices are those for `num_stages`; the model stays as it is.
 
     Raises:
         HyperparameterError: If there are replicas.
     """
+    experiment, model = job.experiment, job.model
     count = experiment.pipelining.num_replicas
     if count > 1:
         raise HyperparameterError(
@@ -122,39 +190,10 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
     if each > 1:
         found["stages_per_device"] = each
     flags = " ".join(f"--set=pipelining.{name}={x}" for name, x in found.items())
-    return f"{tuned}\n{flags}"
+    print(f"{tuned}\n{flags}", flush=True)
 
 
-def verify(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
-    """Returns the comparison of a training step with that of plain Keras.
-
-    Args:
-        experiment: The experiment, of whose data the first mini-batch is taken.
-        model: Its model, which stays as it is.
-    """
-    return str(tfgpipe.verify(model, next(iter(experiment.batches("train")))))
-
-
-def step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
-    """Makes a step on a batch of zeros of the real shapes; says how that went.
-
-    Args:
-        experiment: The experiment.
-        model: Its model.
-    """
-    spec = experiment.batches("train").element_spec
-    size = experiment.training.batch_size
-
-    def zeros(each: tf.TensorSpec) -> Any:
-        shape = [size if length is None else length for length in each.shape]
-        return tf.zeros(shape, each.dtype)
-
-    batch = tf.nest.map_structure(zeros, spec)
-    started = time.perf_counter()
-    x, *targets = batch if isinstance(batch, tuple) else (batch,)
-    loss = model.train_on_batch(x, *targets, return_dict=True)["loss"]
-    seconds = time.perf_counter() - started
-    return (
-        f"\nA step on zeros: loss {float(loss):.4f}, {seconds:.1f} s with tracing. "
-        "Nothing was written."
-    )
+def verify(job: Job) -> None:
+    """Prints the comparison of a training step with that of plain Keras."""
+    batch = next(iter(job.experiment.batches("train")))
+    print(tfgpipe.verify(job.model, batch), flush=True)
