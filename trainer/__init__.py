@@ -10,11 +10,10 @@ config       the groups of hyperparameters that every experiment has
 hyperparams  hyperparameter classes that text can override
 train        a run: from its last checkpoint, if there is one, to its last step
 callbacks    what happens between its steps
-progress     what one sees of it: a live line, or plain lines
+progress     what one sees of it: a live line, or plain lines, a picture of losses
 measures     FLOPs, memory and norms of a step
 writers      where measurements go: `metrics.jsonl`, TensorBoard, W&B, MLflow
 goodput      where its time goes; a heartbeat, a watchdog
-loss_plot    the picture of its losses
 evaluate     what a trained model measures, and what it makes of new data
 evaluators   further evaluations, by name
 plan         the fastest configurations on other machines
@@ -23,12 +22,11 @@ validate_data   examples beside the network and its loss
 devices      a device for each stage
 hosts        hosts that train together
 preemption   signals that ask a run to end
-files        paths of this machine and of others
+files        files of this machine and of others; files of records
 run_dir      the folder of a run, its hyperparameters and its lock
 remote_run   a run's folder on another machine
 errors       what ends a run
 batches      examples in an order of their own, as batches; mixtures
-records      files of records that other packages read
 checkpoint/  checkpoints, their files, the names in them, warm starts
 
 Tasks, with their networks and data, are in `params/`, which this does not import.

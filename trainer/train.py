@@ -19,7 +19,6 @@ from tfgpipe_trainer import (
     evaluators,
     hooks,
     hyperparams,
-    loss_plot,
     run_dir,
     validate_data,
 )
@@ -49,7 +48,7 @@ from tfgpipe_trainer.experiment import Experiment, output_names
 from tfgpipe_trainer.goodput import EVALUATION, Clock
 from tfgpipe_trainer.measures import Measures
 from tfgpipe_trainer.preemption import Stopping
-from tfgpipe_trainer.progress import Progress
+from tfgpipe_trainer.progress import Progress, draw_losses
 from tfgpipe_trainer.writers import Metrics
 
 
@@ -254,7 +253,7 @@ def _train(
         baselines = _conclude(experiment, model, metrics, validation, checkpoints.step)
     if further:
         evaluate_further([*further], checkpoints.step, final=True)
-    loss_plot.draw_losses(
+    draw_losses(
         folder,
         metrics.read(),
         baselines=baselines,

@@ -10,6 +10,7 @@ import abc
 import bisect
 import functools
 import itertools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import numpy as np
 
 from tfgpipe_params.image.formats import decode_image, read_example
 from tfgpipe_params.image.sources import BadRecordError, Source
-from tfgpipe_trainer import records
+from tfgpipe_trainer import files
 from tfgpipe_trainer.hyperparams import HyperparameterError
+
+_READING = threading.Lock()
 
 
 class RecordImages(Source):
@@ -71,7 +74,7 @@ class ParquetImages(RecordImages):
 
     @functools.cached_property
     def _file(self) -> Any:
-        return records.parquet(self._path)
+        return files.parquet(self._path)
 
     @functools.cached_property
     def _ends(self) -> list[int]:
@@ -89,7 +92,10 @@ class ParquetImages(RecordImages):
         # Rows are read by group; that of the last few is kept.
         @functools.lru_cache(maxsize=4)
         def rows(group: int) -> list[tuple[Any, Any]]:
-            table = self._file.read_row_group(group, columns=list(self._keys))
+            with _READING:  # A file is read by one thread at a time.
+                table = self._file.read_row_group(
+                    group, columns=list(self._keys), use_threads=False
+                )
             columns = (table.column(key).to_pylist() for key in self._keys)
             return list(zip(*columns, strict=True))
 
@@ -108,7 +114,7 @@ class ArrayRecordImages(RecordImages):
 
     @functools.cached_property
     def _reader(self) -> Any:
-        return records.array_record(self._path)
+        return files.array_record(self._path)
 
     def _count(self) -> int:
         return self._reader.num_records()
@@ -125,7 +131,7 @@ class HuggingFaceImages(RecordImages):
     @functools.cached_property
     def _rows(self) -> Any:
         # As they are stored: its own decoding needs Pillow.
-        return records.hugging_face(self._path).with_format("arrow")
+        return files.hugging_face(self._path).with_format("arrow")
 
     def _count(self) -> int:
         self._check_columns(self._rows.column_names)

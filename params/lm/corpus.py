@@ -25,7 +25,7 @@ import numpy as np
 
 from tfgpipe_params.lm import text_files, token_cache, tokenizers
 from tfgpipe_params.lm.tokenizers import BYTES, FileTokenizer, Tokenizer
-from tfgpipe_trainer import batches, files
+from tfgpipe_trainer import batches, devices, files
 from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
@@ -338,7 +338,8 @@ def random_windows(
     import tensorflow as tf
 
     # The only copy: `batch` does not keep `text`.
-    tensor = tf.constant(text)
+    with tf.device(devices.here()):  # An accelerator has the model to compute.
+        tensor = tf.constant(text)
     num_starts = len(text) - length
 
     def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

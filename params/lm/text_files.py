@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfgpipe_trainer import records
+from tfgpipe_trainer import files
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 SUFFIXES = (".jsonl", ".parquet", ".array_record", ".arrayrecord", ".arrow")
@@ -61,7 +61,7 @@ def _lines(path: Path) -> Iterator[Any]:
 
 def _texts_of_rows(path: Path, key: str) -> Iterator[Any]:
     if path.suffix == ".parquet":
-        file = records.parquet(path)
+        file = files.parquet(path)
         if key not in file.schema_arrow.names:
             raise HyperparameterError(
                 f"data.text_key: expected a column of {path}, which has "
@@ -70,8 +70,8 @@ def _texts_of_rows(path: Path, key: str) -> Iterator[Any]:
         for batch in file.iter_batches(columns=[key]):
             yield from batch.column(0).to_pylist()
     elif path.suffix == ".arrow":
-        yield from records.hugging_face(path)[key]
+        yield from files.hugging_face(path)[key]
     else:
-        reader = records.array_record(path)
+        reader = files.array_record(path)
         for number in range(reader.num_records()):
             yield from reader.read([number])

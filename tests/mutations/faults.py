@@ -2050,6 +2050,36 @@ TRAINER = (
         ("tests/trainer/test_optimizers.py::test_only_matrices_decay",),
     ),
     Fault(
+        "groups of weights have the learning rate of all",
+        "trainer/optimizers.py",
+        "learning_rate = learning_rate * self.learning_rate_factor(weight)",
+        "pass",
+        (
+            "tests/trainer/test_groups.py::"
+            "test_a_group_is_updated_as_by_an_optimizer_of_its_own",
+        ),
+    ),
+    Fault(
+        "groups of weights decay by the learning rate of all",
+        "tfgpipe/_compat/keras_internals/optimizers.py",
+        "scaled = rate * factor",
+        "scaled = rate",
+        (
+            "tests/trainer/test_groups.py::"
+            "test_a_group_is_updated_as_by_an_optimizer_of_its_own",
+        ),
+    ),
+    Fault(
+        "the harness scores a continuation without its last token",
+        "params/lm/harness.py",
+        "targets = after[-len(logits) :]",
+        "targets = after[-len(logits) : -1]",
+        (
+            "tests/params/test_harness.py::"
+            "test_texts_longer_than_a_window_are_scored_whole",
+        ),
+    ),
+    Fault(
         "of packed documents id 0 is left out of the loss, not the start",
         "params/lm/task.py",
         "from_logits=True, ignore_class=self._start",

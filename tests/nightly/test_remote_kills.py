@@ -39,7 +39,7 @@ def test_a_remote_run_killed_ten_times_measures_what_one_in_peace_does(
                 f"--logdir={URL}",
                 log=log,
                 XDG_CACHE_HOME=str(tmp_path / str(number)),
-                STEP_SECONDS="0.1",
+                STEP_SECONDS="0.4",
                 **there,
             ) as trainer:
                 deadline = time.monotonic() + 120

@@ -17,6 +17,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.helpers import fresh_processes, subprocesses
@@ -26,7 +27,7 @@ _PATIENCE = 600.0
 
 
 def check_that_kills_change_nothing(
-    folder: Path, *, num_kills: int, num_steps: int, num_workers: int = 0
+    folder: Path, *, num_kills: int, num_steps: int, task: Sequence[str] = ()
 ) -> None:
     """Compares a run that is killed with one in peace, in all that they measure.
 
@@ -34,15 +35,12 @@ def check_that_kills_change_nothing(
         folder: Where both runs go.
         num_kills: How often one is killed.
         num_steps: Of both.
-        num_workers: Processes that read ahead.
+        task: Flags of the task, by default of a perceptron with dropout, whose state
+            is nothing that a layer's weights show.
     """
-    # With dropout and averages, whose state is nothing that a layer's weights show.
-    flags = runs.flags(
-        training__num_steps=num_steps,
-        training__num_workers=num_workers,
-        model__dropout=0.2,
-        optimizer__ema_decay=0.9,
-    )
+    task = task or runs.flags(model__dropout=0.2)
+    more = [f"training.num_steps={num_steps}", "optimizer.ema_decay=0.9"]
+    flags = [*task, *(f"--set={each}" for each in more)]
     whole, killed = folder / "whole", folder / "killed"
     in_peace = _started(folder / "log-0", 0, [*flags, f"--logdir={whole}"])
     again = _started(folder / "log-1", num_kills, [*flags, f"--logdir={killed}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import pickle
 from pathlib import Path
@@ -153,6 +154,17 @@ def test_images_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
     assert (len(found), len(images.open("validation"))) == (18, 2)
     again = pickle.loads(pickle.dumps(source))  # As for a process that reads ahead.
     np.testing.assert_array_equal(again.read(19)[0], source.read(19)[0])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "array_record"])
+def test_threads_read_images_side_by_side(kind: str, tmp_path: Path) -> None:
+    labels = [i % 5 for i in range(200)]
+    path = write_images(tmp_path, kind, labels)
+    source = Images(files=str(path), classes=5).records("files", str(path))
+    numbers = np.random.default_rng(0).integers(0, 200, 2000).tolist()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = [label for _, label in pool.map(source.read, numbers)]
+    assert found == [labels[number] for number in numbers]
 
 
 def test_columns_that_are_absent_are_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfgpipe_trainer import loss_plot
+from tfgpipe_trainer import progress
 
 RECORDS = [
     {"step": 10, "loss": 2.5, "learning_rate": 0.1},
@@ -18,13 +18,13 @@ RECORDS = [
 
 
 def draw(folder: Path, records: list[dict[str, float]]) -> None:
-    loss_plot.draw_losses(
+    progress.draw_losses(
         folder, records, baselines={"bigram": 2.0}, title="lm.Tiny", unit="byte"
     )
 
 
 def test_what_is_measured_again_replaces_what_was() -> None:
-    assert loss_plot.curves(RECORDS) == {
+    assert progress.curves(RECORDS) == {
         "training": [(10, 2.5), (20, 1.5)],
         "validation": [(20, 1.625)],
     }
@@ -32,8 +32,8 @@ def test_what_is_measured_again_replaces_what_was() -> None:
 
 def test_a_long_run_is_drawn_as_means() -> None:
     curve = [(5 * i, float(i % 2)) for i in range(1, 1001)]
-    assert loss_plot.means(curve) == [(50 * i, 0.5) for i in range(1, 101)]
-    assert loss_plot.means(curve[:100]) == curve[:100]
+    assert progress.means(curve) == [(50 * i, 0.5) for i in range(1, 101)]
+    assert progress.means(curve[:100]) == curve[:100]
 
 
 def test_losses_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
