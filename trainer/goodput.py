@@ -21,15 +21,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfgpipe import cluster
 from tfgpipe_trainer import files
 from tfgpipe_trainer.checkpoint import store
+from tfgpipe_trainer.devices import here
 from tfgpipe_trainer.progress import report
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
 STARTING, FIRST_STEP, STEPS = "start-up", "first steps, with tracing", "steps"
-EVALUATION, SAVING = "evaluation", "copying for checkpoints"
+EVALUATION, SAVING, DATA = "evaluation", "copying for checkpoints", "waiting for data"
 _FILE = "goodput.jsonl"
 _FIELDS = {"start", "end", "first_step", "step", "seconds"}
 # Seconds between two heartbeats.
@@ -73,6 +78,31 @@ class Clock:
         self._mark = self._written = time.monotonic()
         # When a step is thought to have begun, or None while none is to.
         self._since: float | None = None
+        self._waited: Callable[[], float] = float
+
+    def timed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns a dataset, the waiting for whose batches is booked as such."""
+        import tensorflow as tf
+
+        with tf.device(here()):
+            waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+
+        def note(asked: tf.Tensor, batch: Any) -> Any:
+            with tf.control_dependencies([waited.assign_add(tf.timestamp() - asked)]):
+                return tf.nest.map_structure(tf.identity, batch)
+
+        def taken() -> float:
+            seconds = float(waited.numpy())
+            waited.assign(0.0)
+            return seconds
+
+        self._waited = taken
+        asked = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())
+        options = tf.data.Options()
+        # A batch is asked for when a step needs it.
+        options.experimental_optimization.inject_prefetch = False
+        # Of the two it asks the first first.
+        return tf.data.Dataset.zip((asked, dataset)).map(note).with_options(options)
 
     def begin(self, step: int) -> None:
         """Notes that a step begins: what has not been booked was starting."""
@@ -81,7 +111,12 @@ class Clock:
 
     def end(self, step: int) -> None:
         """Notes that a step has ended."""
-        self._book(self._step_name())
+        name, seconds = self._step_name(), self._row["seconds"]
+        self._book(name)
+        waited = self._waited()
+        if name == STEPS:
+            seconds[STEPS] -= waited
+            seconds[DATA] = seconds.get(DATA, 0.0) + waited
         self._row["step"] = step
         self._since = time.monotonic()
         if time.monotonic() - self._written >= _BEAT_SECONDS:

@@ -175,6 +175,9 @@ def _train(
         minutes=experiment.training.watchdog_minutes,
     )
 
+    if coordinator.hosts.count == 1:
+        training = clock.timed(training)
+
     def measure(step: int) -> Mapping[str, float]:
         assert validation is not None  # Nobody evaluates without.
         with clock.use(EVALUATION):

@@ -16,7 +16,7 @@ import tfgpipe
 from tests.trainer import runs
 from tfgpipe_trainer.callbacks import Finiteness, Profile, not_finite
 from tfgpipe_trainer.checkpoint import store, variable_names
-from tfgpipe_trainer.checkpoint.checkpoints import RunState
+from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.config import Optimizer, Training
 from tfgpipe_trainer.errors import DivergedError
 from tfgpipe_trainer.main import main

@@ -14,7 +14,7 @@ import pytest
 
 from tests.trainer import runs
 from tfgpipe_trainer.callbacks import Logging
-from tfgpipe_trainer.checkpoint.checkpoints import RunState
+from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.config import Training
 from tfgpipe_trainer.progress import Progress
 from tfgpipe_trainer.writers import Metrics
