@@ -88,8 +88,8 @@ class Clock:
             waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
         def note(asked: tf.Tensor, batch: Any) -> Any:
-            with tf.control_dependencies([waited.assign_add(tf.timestamp() - asked)]):
-                return tf.nest.map_structure(tf.identity, batch)
+            waited.assign_add(tf.timestamp() - asked)
+            return batch
 
         def taken() -> float:
             seconds = float(waited.numpy())

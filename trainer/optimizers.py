@@ -120,6 +120,8 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
     Args:
         arguments: Arguments of the class.
         keeps_norm: True to keep the norm of all gradients.
+        factors: Factors of the learning rate, by path of the weight.
+        decays: True for a weight that decays, by path. Defaults to matrices.
         options: Further arguments of the class.
 
     Attributes:
@@ -136,13 +138,16 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
     rule: type[keras.optimizers.Optimizer]
 
     def __init__(
-        self, *arguments: Any, keeps_norm: bool = False, **options: Any
+        self,
+        *arguments: Any,
+        keeps_norm: bool = False,
+        factors: Mapping[str, float] | None = None,
+        decays: Mapping[str, bool] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.keeps_norm = keeps_norm
-        # By path of the weight: factors of the learning rate, and whether it decays.
-        self._factors: dict[str, float] = {}
-        self._decays: dict[str, bool] = {}
+        self._factors, self._decays = dict(factors or {}), dict(decays or {})
 
     def set_groups(
         self,
@@ -164,6 +169,13 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
         Raises:
             HyperparameterError: If a rule is none, or its pattern matches nothing.
         """
+        paths = [v.path for v in named.values()]
+        if (learning_rates or decayed) and len({*paths}) < len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            raise HyperparameterError(
+                "optimizer.learning_rates: expected weights of different paths, by "
+                f"which groups are known; received several called {twice}."
+            )
         for rule in reversed(learning_rates):
             pattern, _, factor = rule.rpartition("=")
             try:
@@ -199,7 +211,12 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
-        return {**config, "keeps_norm": True} if self.keeps_norm else config
+        own = {
+            "keeps_norm": self.keeps_norm,
+            "factors": dict(self._factors),
+            "decays": dict(self._decays),
+        }
+        return config | {name: value for name, value in own.items() if value}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Makes the slots, and what is kept of steps left out; only matrices decay."""
@@ -208,12 +225,12 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
         own: Any = self
         # By name norms over several axes, and biases of several heads.
         of_norms = re.compile("bias|gamma|beta|^scale$")
-        for v in variables:
+
+        def decays(v: keras.Variable) -> bool:
             matrix = len(v.shape) > 1 and not of_norms.search(v.name)
-            self._decays.setdefault(v.path, matrix)
-        own.exclude_from_weight_decay(
-            [v for v in variables if not self._decays[v.path]]
-        )
+            return self._decays.get(v.path, matrix)
+
+        own.exclude_from_weight_decay([v for v in variables if not decays(v)])
         super().build(variables)  # type: ignore[misc]
         add = own.add_variable
         self.num_left_out = add((), initializer="zeros", dtype="int32", name="left_out")

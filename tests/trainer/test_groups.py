@@ -56,6 +56,7 @@ def test_a_group_is_updated_as_by_an_optimizer_of_its_own(
     optimizer.set_groups(
         named, learning_rates=hyper.learning_rates, decayed=hyper.decayed
     )
+    optimizer = type(optimizer).from_config(optimizer.get_config())
     optimizer.build(model.trainable_variables)
     factors = [0.25, 0.25, 3, 1, 3, 0]
     decayed = [True, True, False, False, True, False]
