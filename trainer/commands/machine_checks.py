@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import importlib.metadata
 import os
@@ -11,11 +10,10 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
 from tfgpipe._util import readable_bytes
@@ -24,31 +22,34 @@ from tfgpipe_trainer.experiment import Experiment
 from tfgpipe_trainer.flags import Flags
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
-_GIB = 2**30
-# TensorFlow's own main memory, with a small model.
-_TENSORFLOW = _GIB
+_GIB = 2**30  # TensorFlow's own main memory, with a small model.
 # Files of a container's limits.
 _LIMITS = ("memory.max", "memory.current")
 _EXTRAS = ("trainer", "tokenizer")
 # They require `tensorflow`, which is not installed beside one of another name.
 _OF_TENSORFLOW = frozenset({"tensorflow-model-optimization"})
-Level = Literal["ok", "slow", "fails"]
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckResult:
-    """The result of one check.
+class CheckResult(NamedTuple):
+    """The result of one check; `"slow"` where training works, and could be faster."""
 
-    Attributes:
-        level: `"slow"` where training works, and is slower than it could be.
-        text: A sentence or two, without a line break.
-    """
-
-    level: Level
+    level: Literal["ok", "slow", "fails"]
     text: str
 
     def __str__(self) -> str:
         return f"{self.level:5}  {self.text}"
+
+
+def _ok(text: str) -> CheckResult:
+    return CheckResult("ok", text)
+
+
+def _fails(text: str) -> CheckResult:
+    return CheckResult("fails", text)
+
+
+def _slow_if(slow: bool, text: str) -> CheckResult:
+    return CheckResult("slow" if slow else "ok", text)
 
 
 def doctor(flags: Flags) -> int:
@@ -57,12 +58,12 @@ def doctor(flags: Flags) -> int:
     Without --params it is about the machine alone, without --logdir about the disk of
     the working directory, and with --device=cpu not about GPUs.
     """
-    device = flags.device
     experiment = flags.experiment() if flags.params else None
-    gpus = visible_gpus() if device == "auto" else []
+    has_gpus = flags.device == "auto"
+    gpus = visible_gpus() if has_gpus else []
     sections = {
         "Versions": check_versions(),
-        "Devices": check_gpus(gpus) if device == "auto" else iter(()),
+        "Devices": check_gpus(gpus) if has_gpus else iter(()),
         "CPU": check_cpu(),
         "Disk": check_folder(Path(flags.logdir or ".")),
         "Optional packages": check_optional(),
@@ -81,19 +82,18 @@ def doctor(flags: Flags) -> int:
 
 def check_version(requirement: Requirement, installed: str | None) -> CheckResult:
     """Compares an installed version, or None, with the range that is supported."""
-    name, supported = requirement.name, str(requirement.specifier)
+    name, supported = requirement.name, requirement.specifier
     advice = f"`pip install '{name}{supported}'`."
     if installed is None:
-        return CheckResult("fails", f"{name} is not installed: {advice}")
-    if not SpecifierSet(supported, prereleases=True).contains(installed):
-        text = f"{name} {installed}; expected {supported}: {advice}"
-        return CheckResult("fails", text)
-    return CheckResult("ok", f"{name} {installed}{supported and f' ({supported})'}.")
+        return _fails(f"{name} is not installed: {advice}")
+    if not supported.contains(installed, prereleases=True):
+        return _fails(f"{name} {installed}; expected {supported}: {advice}")
+    return _ok(f"{name} {installed}{f' ({supported})' if str(supported) else ''}.")
 
 
 def check_versions() -> Iterator[CheckResult]:
     """Yields results on Python and on what tfgpipe requires."""
-    yield CheckResult("ok", f"Python {platform.python_version()}.")
+    yield _ok(f"Python {platform.python_version()}.")
     yield check_version(Requirement("tfgpipe"), _installed("tfgpipe"))
     tensorflows = installed_tensorflows()
     for each in _required(None):
@@ -109,11 +109,8 @@ def check_tensorflow(
     """Compares versions of TensorFlow, by the name of distribution, with a range."""
     if len(installed) > 1:
         found = " and ".join(f"{name} {installed[name]}" for name in installed)
-        return CheckResult(
-            "fails",
-            f"{found} are installed, and have the same files: `pip uninstall "
-            f"{' '.join(installed)}`, then install one of them.",
-        )
+        advice = f"`pip uninstall {' '.join(installed)}`, then install one of them."
+        return _fails(f"{found} are installed, and have the same files: {advice}")
     name, version = next(iter(installed.items()), (required.name, None))
     return check_version(Requirement(f"{name}{required.specifier}"), version)
 
@@ -123,11 +120,8 @@ def check_optional() -> Iterator[CheckResult]:
     for extra in _EXTRAS:
         for each in _required(extra):
             version = _installed(each.name)
-            if version is None:
-                text = f"{each.name} is not installed, of tfgpipe[{extra}]."
-                yield CheckResult("ok", text)
-            else:
-                yield check_version(each, version)
+            missing = f"{each.name} is not installed, of tfgpipe[{extra}]."
+            yield check_version(each, version) if version else _ok(missing)
 
 
 def _installed(name: str) -> str | None:
@@ -158,21 +152,17 @@ def visible_gpus() -> list[str]:
 
 def check_gpus(seen: Sequence[str]) -> Iterator[CheckResult]:
     """Yields results on the GPUs that TensorFlow uses, and on those it does not."""
-    for i, name in enumerate(seen):
-        yield CheckResult("ok", f"GPU:{i} is {name}.")
-    num_there = catalog.num_gpus_there()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if num_there > len(seen):
-        why = (
-            "Try `pip install 'tensorflow[and-cuda]'`, and compare the driver's version"
-        )
-        if visible is not None:
-            why = f"CUDA_VISIBLE_DEVICES={visible} hides the others"
-        text = f"TensorFlow sees {len(seen)} of {num_there} NVIDIA GPUs. {why}."
-        yield CheckResult("ok" if seen and visible is not None else "slow", text)
+    yield from (_ok(f"GPU:{i} is {name}.") for i, name in enumerate(seen))
+    there, visible = catalog.num_gpus_there(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if there > len(seen):
+        why = f"CUDA_VISIBLE_DEVICES={visible} hides the others."
+        if visible is None:
+            advice = "`pip install 'tensorflow[and-cuda]'`"
+            why = f"Try {advice}, and compare the driver's version."
+        text = f"TensorFlow sees {len(seen)} of {there} NVIDIA GPUs. {why}"
+        yield _slow_if(not seen or visible is None, text)
     if not seen:
-        text = "TensorFlow uses no GPU: the CPU is split into logical devices."
-        yield CheckResult("ok", text)
+        yield _ok("TensorFlow uses no GPU: the CPU is split into logical devices.")
 
 
 def num_cores() -> int:
@@ -185,27 +175,24 @@ def num_cores() -> int:
 def available_memory() -> int:
     """Returns free bytes of main memory, within the limit of a container."""
     free = psutil.virtual_memory().available
-    limit, used = (
-        path.read_text().strip() if path.exists() else ""
-        for path in map(Path("/sys/fs/cgroup").joinpath, _LIMITS)
-    )
+    paths = map(Path("/sys/fs/cgroup").joinpath, _LIMITS)
+    limit, used = (x.read_text().strip() if x.exists() else "" for x in paths)
     return min(free, int(limit) - int(used)) if limit.isdigit() else free
 
 
 def check_cpu() -> Iterator[CheckResult]:
     """Yields results on cores, memory and the processor's instructions."""
     cores, here, load = num_cores(), psutil.cpu_count() or 1, psutil.getloadavg()[0]
-    yield CheckResult("ok" if cores > 1 else "slow", f"{cores} of {here} cores.")
+    yield _slow_if(cores < 2, f"{cores} of {here} cores.")
     busy = here - load < cores / 2
     wait = ": steps wait for other programs" if busy else ""
-    text = f"Load {load:.1f} in the last minute{wait}."
-    yield CheckResult("slow" if busy else "ok", text)
+    yield _slow_if(busy, f"Load {load:.1f} in the last minute{wait}.")
     free = available_memory()
-    level: Level = "ok" if free > 2 * _TENSORFLOW else "slow"
     text = f"{readable_bytes(free)} of memory are free"
-    if free < _TENSORFLOW:
-        level, text = "fails", f"{text}; TensorFlow itself takes 1 GiB"
-    yield CheckResult(level, f"{text}.")
+    if free < _GIB:
+        yield _fails(f"{text}; TensorFlow itself takes 1 GiB.")
+    else:
+        yield _slow_if(free <= 2 * _GIB, f"{text}.")
     yield from check_instructions(os.environ)
 
 
@@ -217,16 +204,15 @@ def check_instructions(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     if flags is None:
         return
     if "avx" not in flags[1].split():
-        text = "No AVX, which TensorFlow's wheels are built for."
-        yield CheckResult("fails", text)
-    setting = environment.get("TF_ENABLE_ONEDNN_OPTS", "")
+        yield _fails("No AVX, which TensorFlow's wheels are built for.")
+    setting = environment.get("TF_ENABLE_ONEDNN_OPTS", "").lower()
     # Without the variable it depends on these.
-    has_onednn = re.search("avx512_vnni|avx_vnni", flags[1]) is not None
-    if setting.lower() in ("1", "true") or (has_onednn and not setting):
-        yield CheckResult("ok", "oneDNN's operations are on.")
+    is_on = not setting and re.search("avx512_vnni|avx_vnni", flags[1]) is not None
+    if is_on or setting in ("1", "true"):
+        yield _ok("oneDNN's operations are on.")
         return
-    text = "oneDNN's operations are off: see docs/how-to/settings.md#on-cpus"
-    yield CheckResult("slow", f"{text} (TF_ENABLE_ONEDNN_OPTS).")
+    where = "see docs/how-to/settings.md#on-cpus (TF_ENABLE_ONEDNN_OPTS)"
+    yield _slow_if(True, f"oneDNN's operations are off: {where}.")
 
 
 def check_folder(folder: Path) -> Iterator[CheckResult]:
@@ -234,8 +220,8 @@ def check_folder(folder: Path) -> Iterator[CheckResult]:
     above = folder.resolve()
     there = next(each for each in (above, *above.parents) if each.is_dir())
     free = psutil.disk_usage(str(there)).free
-    text = f"{readable_bytes(free)} are free in {there}"
-    yield CheckResult("ok" if free > _GIB else "fails", f"{text}.")
+    text = f"{readable_bytes(free)} are free in {there}."
+    yield _ok(text) if free > _GIB else _fails(text)
     try:
         with tempfile.TemporaryDirectory(dir=there, prefix=".doctor-") as own:
             with open(f"{own}/written", "wb") as file:
@@ -245,8 +231,8 @@ def check_folder(folder: Path) -> Iterator[CheckResult]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(f"{own}/written", f"{own}/renamed")
     except OSError as error:
-        text = f"In {there} a file cannot be written, locked and renamed"
-        yield CheckResult("fails", f"{text}: {error.strerror}. Give another --logdir.")
+        what = f"In {there} a file cannot be written, locked and renamed"
+        yield _fails(f"{what}: {error.strerror}. Give another --logdir.")
 
 
 def check_experiment(experiment: Experiment, *, num_gpus: int) -> Iterator[CheckResult]:
@@ -255,18 +241,15 @@ def check_experiment(experiment: Experiment, *, num_gpus: int) -> Iterator[Check
     there = f"{num_gpus} GPUs" if num_gpus else f"{cores} cores"
     text = f"It asks for {asked} devices; there are {there}"
     if 0 < num_gpus < asked:
-        advice = (
-            "Set pipelining.num_stages, num_replicas or num_shards, or --device=cpu"
-        )
-        yield CheckResult("fails", f"{text}. {advice}.")
+        which = "pipelining.num_stages, num_replicas or num_shards"
+        yield _fails(f"{text}. Set {which}, or --device=cpu.")
     elif not num_gpus and cores < asked:
-        yield CheckResult("slow", f"{text}, which they share: none is faster for it.")
+        yield _slow_if(True, f"{text}, which they share: none is faster for it.")
     else:
-        yield CheckResult("ok", f"{text}.")
-    needed = experiment.num_accelerators
-    if needed > num_gpus:
+        yield _ok(f"{text}.")
+    if (needed := experiment.num_accelerators) > num_gpus:
         text = f"It is made for {needed} accelerators; there are {num_gpus}"
-        yield CheckResult("slow", f"{text}. CPU cores take many times as long.")
+        yield _slow_if(True, f"{text}. CPU cores take many times as long.")
     yield check_data(experiment)
 
 
@@ -281,14 +264,10 @@ def check_data(experiment: Experiment) -> CheckResult:
             next(iter(experiment.batches(split)))
         experiment.check()
     except (HyperparameterError, ImportError) as error:
-        return CheckResult("fails", _one_line(error))
+        return _fails(" ".join(str(error).split()))
     except tf.errors.OpError as error:
         said = batches.record_error(error) or error.message
-        return CheckResult("fails", _one_line(said))
+        return _fails(" ".join(str(said).split()))
     except StopIteration:
-        return CheckResult("fails", f"Its {split} split is empty.")
-    return CheckResult("ok", "A batch of its training and validation data can be read.")
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
+        return _fails(f"Its {split} split is empty.")
+    return _ok("A batch of its training and validation data can be read.")
