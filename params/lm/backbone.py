@@ -51,7 +51,8 @@ class Backbone(Hyperparams):
             HyperparameterError: If there is no such backbone, or it is of another kind.
         """
         keras_hub = _import()
-        if self.backbone.isidentifier():
+        is_folder = Path(self.backbone).expanduser().is_dir()
+        if self.backbone.isidentifier() and not is_folder:
             backbone = self._made(keras_hub, vocabulary_size)
         else:
             backbone = self._loaded(keras_hub, vocabulary_size)
