@@ -43,6 +43,13 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation"]
 # The package of the folder `params`.
 PARAMS = "tfgpipe_params"
+# Experiments that once had other names, by these.
+FORMER = {
+    "parallelism.Alone": "parallelism.SingleDevice",
+    "parallelism.AllThree": "parallelism.DataPipelineTensor",
+    "variants.OwnClass": "variants.SubclassedModel",
+    "variants.OnImages": "variants.CustomImageModel",
+}
 
 
 class Experiment(Hyperparams, abc.ABC):
@@ -399,6 +406,10 @@ def find(name: str) -> type[Experiment]:
     Raises:
         HyperparameterError: If there is none of that name, or it is abstract.
     """
+    if name in FORMER:
+        raise HyperparameterError(
+            f"--params: expected {FORMER[name]}; received its former name {name}."
+        )
     module = name.rpartition(".")[0]
     found: dict[str, type[Experiment]] = {}
     broken: list[str] = []

@@ -20,7 +20,7 @@ from pathlib import Path
 from tfgpipe_trainer import hooks, hyperparams
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.errors import UsageError
-from tfgpipe_trainer.experiment import Experiment
+from tfgpipe_trainer.experiment import FORMER, Experiment
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 _PARAMS = "params.txt"
@@ -66,7 +66,8 @@ def read(folder: Path) -> tuple[str, str]:
             f"line of which is `# EXPERIMENT`; received {heading[:80]!r} there. Bring "
             "it back from a copy, or give another --logdir."
         )
-    return heading.removeprefix("# "), text
+    name = heading.removeprefix("# ")
+    return FORMER.get(name, name), text
 
 
 def settle(folder: Path, *, name: str, experiment: Experiment) -> None:

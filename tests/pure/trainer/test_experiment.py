@@ -12,7 +12,7 @@ import pytest
 import tfgpipe_params
 from tfgpipe_trainer import experiment, run_dir
 from tfgpipe_trainer.experiment import experiments, find
-from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.hyperparams import HyperparameterError, from_text
 from tfgpipe_trainer.main import main
 
 MINE = (
@@ -199,3 +199,13 @@ def test_a_former_place_of_a_module_is_refused_with_its_new_one() -> None:
         importlib.import_module("tfgpipe_trainer.tasks.language_model")
     with pytest.raises(ImportError, match=r"tfgpipe_trainer\.batches"):
         importlib.import_module("tfgpipe_trainer.data.batches")
+
+
+def test_a_former_name_of_an_experiment_is_refused_but_read(tmp_path: Path) -> None:
+    for former, name in experiment.FORMER.items():
+        with pytest.raises(HyperparameterError, match=f"expected {name}; received its"):
+            find(former)
+        (tmp_path / "params.txt").write_text(f"# {former}\nsaving.keep = 2\n")
+        assert run_dir.read(tmp_path)[0] == name
+        text = run_dir.read(tmp_path)[1]
+        assert from_text(text, find(name)).checkpoint.keep == 2
