@@ -13,11 +13,7 @@ from tfgpipe import PipelineConfig, schedules
 from tfgpipe import remat as remat_lib
 from tfgpipe.partition import balances
 from tfgpipe.simulation import ScheduleName, find_schedule
-from tfgpipe_trainer.hyperparams import (
-    HyperparameterError,
-    Hyperparams,
-    field,
-)
+from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import difflib
-import fnmatch
 import importlib.util
 import inspect
 import pkgutil
@@ -29,6 +28,7 @@ from tfgpipe_trainer.hyperparams import (
     HyperparameterError,
     Hyperparams,
     field,
+    matching,
 )
 
 if TYPE_CHECKING:
@@ -334,15 +334,8 @@ def freeze(network: keras.Model, patterns: Sequence[str]) -> None:
 
     named = variable_names.weights(network)
     for pattern in patterns:
-        matched = [v for name, v in named.items() if fnmatch.fnmatchcase(name, pattern)]
-        if not matched:
-            raise HyperparameterError(
-                "training.frozen: expected patterns of weights, such as "
-                f"{', '.join(list(named)[:3])}; received {pattern!r}, which matches "
-                "none."
-            )
-        for variable in matched:
-            variable.trainable = False
+        for name in matching("training.frozen", pattern, named):
+            named[name].trainable = False
     if not network.trainable_variables:
         raise HyperparameterError(
             "training.frozen: expected some weights to be trained; received "

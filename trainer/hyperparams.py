@@ -28,6 +28,7 @@ itself, so a run could not be recognised by its hyperparameters.
 import ast
 import dataclasses
 import difflib
+import fnmatch
 import inspect
 import math
 import re
@@ -203,6 +204,30 @@ class Hyperparams:
         """
 
 
+def matching(option: str, pattern: str, named: Mapping[str, Any]) -> list[str]:
+    """Returns the names of weights that a pattern of a hyperparameter matches.
+
+    >>> from tfgpipe_trainer.hyperparams import matching
+    >>> matching("training.frozen", "dense*", {"dense/kernel": 1, "out/kernel": 2})
+    ['dense/kernel']
+
+    Args:
+        option: The hyperparameter, which an error names.
+        pattern: The pattern, as of the shell.
+        named: Weights by name.
+
+    Raises:
+        HyperparameterError: If it matches none.
+    """
+    found = [name for name in named if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        raise HyperparameterError(
+            f"{option}: expected patterns of weights, such as "
+            f"{', '.join(list(named)[:3])}; received {pattern!r}, which matches none."
+        )
+    return found
+
+
 Params = TypeVar("Params", bound=Hyperparams)
 
 
@@ -281,13 +306,14 @@ def from_text(text: str, cls: type[Params]) -> Params:
         HyperparameterError: If a line, its name or its value is wrong.
     """
     lines = [line for line in text.split("\n") if line.strip() and line[0] != "#"]
-    return override(cls(), [_of_now(line, cls) for line in lines])
+    names = {name for name, _ in _helps(cls)}
+    return override(cls(), [_of_now(line, cls, names) for line in lines])
 
 
-def _of_now(line: str, cls: type[Hyperparams]) -> str:
+def _of_now(line: str, cls: type[Hyperparams], names: set[str]) -> str:
     """Returns a line of text with the names and values of now."""
     name, equals, value = (part.strip() for part in line.partition("="))
-    former = _former(name, cls)
+    former = None if name in names else _former(name, cls)
     if former is None:
         return line
     text = value.strip("'\"")
@@ -327,8 +353,8 @@ def _assignments(
             raise HyperparameterError(
                 f"{line}: expected NAME=VALUE, such as {names[0]}=VALUE."
             )
-        former = _former(name, cls)
-        if former is not None and name not in names:
+        former = None if name in names else _former(name, cls)
+        if former is not None:
             raise HyperparameterError(f"{name}: {_renamed(former, text)}")
         _check_name(name, names, cls)
         yield name, _Text(text)

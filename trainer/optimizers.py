@@ -7,7 +7,6 @@ are, and which gradients were not finite is kept in a variable.
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import itertools
 import re
@@ -18,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat.keras_internals import optimizers as keras_optimizers
-from tfgpipe_trainer.hyperparams import HyperparameterError
+from tfgpipe_trainer.hyperparams import HyperparameterError, matching
 
 
 @keras.saving.register_keras_serializable(package="params")
@@ -187,12 +186,12 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
                     "optimizer.learning_rates: expected PATTERN=FACTOR, such as "
                     f"*embedding*=0.1; received {rule!r}."
                 )
-            for name in _matching("learning_rates", pattern, named):
+            for name in matching("optimizer.learning_rates", pattern, named):
                 self._factors[named[name].path] = scale
         if decayed:
             self._decays = {v.path: False for v in named.values()}
             for pattern in decayed:
-                for name in _matching("decayed", pattern, named):
+                for name in matching("optimizer.decayed", pattern, named):
                     self._decays[named[name].path] = True
 
     def learning_rate_factor(self, weight: keras.Variable) -> float:
@@ -275,18 +274,6 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Leaves weights as trained; their averages are beside them."""
-
-
-def _matching(
-    option: str, pattern: str, named: Mapping[str, keras.Variable]
-) -> list[str]:
-    found = [name for name in named if fnmatch.fnmatchcase(name, pattern)]
-    if not found:
-        raise HyperparameterError(
-            f"optimizer.{option}: expected patterns of weights, such as "
-            f"{', '.join(list(named)[:3])}; received {pattern!r}, which matches none."
-        )
-    return found
 
 
 def _is_finite(gradient: Any) -> tf.Tensor:

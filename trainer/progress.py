@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from tfgpipe_trainer.checkpoint import store
+
 if TYPE_CHECKING:
     from rich.live import Live
 
@@ -186,8 +188,6 @@ def draw_losses(
         print("No picture of losses: `pip install matplotlib` brings it.", flush=True)
         return
     try:
-        from tfgpipe_trainer.checkpoint import store
-
         store.replace(folder / _PICTURE, _drawn(found, baselines, title, unit))
     except OSError as error:
         report(f"{_PICTURE} could not be written: {error.strerror}.")

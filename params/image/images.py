@@ -42,7 +42,7 @@ class Augmentation(Hyperparams):
             seed: The seed.
             step: The step.
         """
-        # The counter keeps these draws apart from those of `data.batches`.
+        # The counter keeps these draws apart from those of `batches`.
         bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, 1])
         draws = bits.random_raw(3 * batch_size).reshape(3, batch_size)[:, rows]
         if self.flip == "horizontal":

@@ -2062,8 +2062,8 @@ TRAINER = (
     Fault(
         "groups of weights decay by the learning rate of all",
         "tfgpipe/_compat/keras_internals/optimizers.py",
-        "scaled = rate * factor",
-        "scaled = rate",
+        "scaled = own.learning_rate * factor",
+        "scaled = own.learning_rate",
         (
             "tests/trainer/test_groups.py::"
             "test_a_group_is_updated_as_by_an_optimizer_of_its_own",

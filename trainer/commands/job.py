@@ -52,15 +52,10 @@ def run(
     """
     command = commands.find("smoke_test" if flags.smoke_test else flags.mode)
     try:
-        model = build(
-            experiment,
-            devices.scope(
-                experiment.pipelining,
-                hosts=hosts,
-                tpu=flags.tpu,
-                tpu_zone=flags.tpu_zone,
-            ),
+        scope = devices.scope(
+            experiment.pipelining, hosts=hosts, tpu=flags.tpu, tpu_zone=flags.tpu_zone
         )
+        model = build(experiment, scope)
         stopping.take_signals()
         command(
             Job(

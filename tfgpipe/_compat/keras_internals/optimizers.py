@@ -68,11 +68,10 @@ class GroupedDecay:
         groups: dict[float, list[keras.Variable]] = {}
         for each in variables:
             groups.setdefault(self.learning_rate_factor(each), []).append(each)
-        rate = own.learning_rate
         for factor, group in groups.items():
             changed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if factor != 1.0:
-                scaled = rate * factor
+                scaled = own.learning_rate * factor
                 changed = _attribute(self, "_get_current_learning_rate", lambda: scaled)  # noqa: B023
             with changed:
                 super()._apply_weight_decay(group)  # type: ignore[misc]
