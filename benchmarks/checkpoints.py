@@ -84,7 +84,7 @@ def main() -> None:
                 found.setdefault(write, []).append((blocked, slower, until))
                 size = sum(
                     path.stat().st_size
-                    for path in store.place(folder, number).iterdir()
+                    for path in store.path_of(folder, number).iterdir()
                 )
     print(f"{size / 1e9:.2f} GB a checkpoint; medians of {arguments.repeats}, seconds")
     rows = []

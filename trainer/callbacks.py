@@ -116,7 +116,7 @@ class Logging(StepCallback):
         self._run_state = run_state
         self._measures = measures
         self._training = experiment.training
-        self._tokens_per_step = experiment.tokens_per_step
+        self._units_per_step = experiment.units_per_step
         self._unit = experiment.unit
         self._metrics = metrics
         self._progress = progress
@@ -171,10 +171,8 @@ class Logging(StepCallback):
             {
                 **means,
                 "learning_rate": measurement.learning_rate,
-                "tokens_per_second": measurement.tokens_per_second,
-                **self._measures.end(
-                    self._tokens_per_step / measurement.tokens_per_second
-                ),
+                "throughput": measurement.throughput,
+                **self._measures.end(self._units_per_step / measurement.throughput),
             },
         )
 
@@ -189,7 +187,7 @@ class Logging(StepCallback):
             loss=means["loss"],
             metrics={name: mean for name, mean in means.items() if name != "loss"},
             learning_rate=self._learning_rate,
-            tokens_per_second=self._tokens_per_step / seconds_per_step,
+            throughput=self._units_per_step / seconds_per_step,
             seconds_left=(self._training.num_steps - step) * seconds_per_step,
             unit=self._unit,
             memory=_memory(),
@@ -227,13 +225,13 @@ class Finiteness(StepCallback):
         self._batch = batch
         self._training = training
         self._run_state = run_state
-        self._num_left_out = 0
+        self._num_skipped = 0
         self._learnt: variable_names.State = {}
         self._before: dict[str, Any] = {}
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Counts the steps left out before, and finds state that a step may spoil."""
-        self._num_left_out = self._count()
+        self._num_skipped = self._count()
         if self._training.on_nonfinite == "skip":
             self._learnt = {
                 str(i): v
@@ -244,7 +242,7 @@ class Finiteness(StepCallback):
     def begin(self, step: int) -> None:
         """Resets the running loss to this step's, and copies state it may spoil."""
         self.model.reset_metrics()
-        self._before = variable_names.copies(self._learnt)
+        self._before = variable_names.snapshot(self._learnt)
 
     def end(self, step: int, loss: float) -> None:
         """Stops, or leaves the step out, if it was not finite.
@@ -260,16 +258,16 @@ class Finiteness(StepCallback):
                 f"is scaled: now by {scale:.0e}. Try a smaller "
                 "optimizer.learning_rate, or precision.policy=float32 to see whose"
             )
-        if math.isfinite(loss) and count == self._num_left_out:
+        if math.isfinite(loss) and count == self._num_skipped:
             return
         what = f"the loss is {loss} at step {step}"
-        if count == self._num_left_out and scale is None:
+        if count == self._num_skipped and scale is None:
             # The gradients are finite, so the weights have moved: nothing to leave out.
             self._check_batch(step)
             raise DivergedError(f"{what}. Try a smaller optimizer.learning_rate")
-        if count != self._num_left_out:
+        if count != self._num_skipped:
             what += f", and the gradient of {self._culprits()}"
-        self._num_left_out = count
+        self._num_skipped = count
         skipped = self._run_state.skipped
         if self._training.on_nonfinite == "stop":
             self._check_batch(step)
@@ -305,7 +303,7 @@ class Finiteness(StepCallback):
     def _count(self) -> int:
         optimizer = self._apply_if_finite()
         return (
-            int(keras.ops.convert_to_numpy(optimizer.num_left_out)) if optimizer else 0
+            int(keras.ops.convert_to_numpy(optimizer.num_skipped)) if optimizer else 0
         )
 
     def _scale(self) -> float | None:
@@ -414,7 +412,7 @@ class Checkpointing(StepCallback):
         asked, is_late = self._checkpoints.coordinator.any(
             self._stopping.asked, self._is_late
         )
-        self._stopping.agreed |= asked
+        self._stopping.all_hosts_stop |= asked
         ends = self._is_over or asked or step == self._num_steps
         is_due = is_late or step % self._saving.every_steps == 0
         if ends or is_due or self._run_state.best_step == step:

@@ -130,11 +130,12 @@ class Pipelining(Hyperparams):
                 f"stages_per_device: expected {own[0]} or less, as the stages of this "
                 f"schedule fold back; received {v} for schedule={self.schedule}."
             )
-        if self.num_stages % self.num_stages_each:
+        each = self.resolved_stages_per_device
+        if self.num_stages % each:
             raise HyperparameterError(
-                f"num_stages: expected a multiple of {self.num_stages_each}, the "
-                f"stages on each device of schedule={self.schedule}; received "
-                f"{self.num_stages}. Change it, or stages_per_device."
+                f"num_stages: expected a multiple of {each}, the stages on each device "
+                f"of schedule={self.schedule}; received {self.num_stages}. Change it, "
+                "or stages_per_device."
             )
 
     @property
@@ -144,20 +145,20 @@ class Pipelining(Hyperparams):
         return policy
 
     @property
-    def num_stages_each(self) -> int:
+    def resolved_stages_per_device(self) -> int:
         """v, the number of stages on each device."""
         return self.stages_per_device or min(self._policy.stages_per_device)
 
     @property
     def num_devices(self) -> int:
         """Number of devices, D * (K / v) * T."""
-        num_groups = self.num_stages // self.num_stages_each
+        num_groups = self.num_stages // self.resolved_stages_per_device
         return self.num_replicas * num_groups * self.num_shards
 
     @property
     def placement(self) -> tuple[int, ...]:
         """For each stage, the index of its device in a replica."""
-        num_groups = self.num_stages // self.num_stages_each
+        num_groups = self.num_stages // self.resolved_stages_per_device
         return self._policy.deal(self.num_stages, num_groups)
 
     def make_schedule(self) -> str | schedules.Schedule:

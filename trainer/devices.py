@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST_LOGICAL = 1024
 
 
-def here() -> str:
+def host_device() -> str:
     """Returns the device of this process' own memory, wherever variables are."""
     import tensorflow as tf
 
@@ -142,7 +142,7 @@ def _check_strategy(pipelining: Pipelining, *, hosts: Hosts, tpu: str) -> None:
             "pipelining.num_shards: expected 1 for --tpu, where XLA compiles each "
             f"function of a stage for one device; received {pipelining.num_shards}."
         )
-    if pipelining.num_stages_each > 1 and hosts.count > 1:
+    if pipelining.resolved_stages_per_device > 1 and hosts.count > 1:
         raise HyperparameterError(
             "pipelining.schedule: expected one with one stage on a device, such as "
             f"1f1b, for several hosts; received {pipelining.schedule}."
@@ -156,8 +156,8 @@ def _check_enough(
     if len(gpus) >= num_devices:
         return
     stages = f"{pipelining.num_stages} stages"
-    if pipelining.num_stages_each > 1:
-        stages += f", {pipelining.num_stages_each} on a device,"
+    if pipelining.resolved_stages_per_device > 1:
+        stages += f", {pipelining.resolved_stages_per_device} on a device,"
     raise HyperparameterError(
         f"pipelining: expected {num_devices} GPUs for {stages} x "
         f"{pipelining.num_replicas // hosts.count} replicas x "
@@ -191,7 +191,7 @@ def scope(
         HyperparameterError: If there are too few devices, or cores of it.
     """
     D, T = pipelining.num_replicas, pipelining.num_shards
-    if D * T * pipelining.num_stages_each == 1 and not tpu:
+    if D * T * pipelining.resolved_stages_per_device == 1 and not tpu:
         return contextlib.nullcontext()
     import tfgpipe
 
@@ -220,7 +220,7 @@ def _dealt(pipelining: Pipelining, devices: list[str] | None) -> list[str] | Non
         pipelining: The mesh.
         devices: A device for each group of v stages, or None for TensorFlow's first.
     """
-    v = pipelining.num_stages_each
+    v = pipelining.resolved_stages_per_device
     if v == 1:
         return devices
     from tfgpipe.devices import make_mesh
@@ -261,6 +261,6 @@ def _tpus(pipelining: Pipelining, name: str, zone: str) -> list[str]:
         ) from None
     return tpu_devices(
         found,
-        num_stages=pipelining.num_stages // pipelining.num_stages_each,
+        num_stages=pipelining.num_stages // pipelining.resolved_stages_per_device,
         num_replicas=pipelining.num_replicas,
     )

@@ -24,7 +24,7 @@ def evaluate(model: keras.Model, dataset: tf.data.Dataset) -> dict[str, float]:
         DivergedError: If the loss is not finite.
         HyperparameterError: If a metric is more than a number.
     """
-    with variable_names.averaged(model):
+    with variable_names.ema_weights(model):
         measured = model.evaluate(dataset, verbose=0, return_dict=True)
     if not math.isfinite(measured["loss"]):
         raise DivergedError(f"the validation loss is {measured['loss']}")
@@ -65,8 +65,8 @@ def show_comparison(
     baselines: Mapping[str, float],
 ) -> None:
     """Prints what a model measures beside its baselines."""
-    units = hooks.call(experiment, "other_units")
-    table = comparison(measured, baselines, unit=experiment.unit, other_units=units)
+    units = hooks.call(experiment, "report_units")
+    table = comparison(measured, baselines, unit=experiment.unit, report_units=units)
     part = validated_part(experiment)
     print(f"{table}{part and chr(10) + f'on {part}'}", flush=True)
 
@@ -76,7 +76,7 @@ def comparison(
     baselines: Mapping[str, float],
     *,
     unit: str,
-    other_units: Mapping[str, float] | None = None,
+    report_units: Mapping[str, float] | None = None,
 ) -> str:
     """Returns losses in nats as a table, in bits as well, then all else.
 
@@ -84,20 +84,21 @@ def comparison(
         measured: The model's loss per unit, and its metrics.
         baselines: Other losses, by name.
         unit: The unit that a loss is a mean over, such as a byte.
-        other_units: Number of other units in a unit, by name; losses are shown in both.
+        report_units: Number of other units in a unit, by name; losses are shown in
+            both.
 
     >>> print(comparison({"loss": 1.5, "acc": 0.5}, {"bigram": 2.5}, unit="byte"))
     validation   nats/byte   bits/byte
     model           1.5000      2.1640
     bigram          2.5000      3.6067
     acc             0.5000
-    >>> print(comparison({"loss": 1.5}, {}, unit="token", other_units={"byte": 3.0}))
+    >>> print(comparison({"loss": 1.5}, {}, unit="token", report_units={"byte": 3.0}))
     validation  nats/token  bits/token   nats/byte   bits/byte
     model           1.5000      2.1640      0.5000      0.7213
     """
     scales = {
         f"{measure}/{name}": size * count
-        for name, count in {unit: 1.0, **(other_units or {})}.items()
+        for name, count in {unit: 1.0, **(report_units or {})}.items()
         for measure, size in (("nats", 1.0), ("bits", math.log(2)))
     }
     lines = ["  ".join([f"{'validation':10}", *(f"{name:>10}" for name in scales)])]
@@ -118,8 +119,8 @@ def decode(experiment: Experiment, model: keras.Model, folder: Path) -> None:
         model: The model; averages of its weights are used if there are any.
         folder: The run's; files go to `decode` in it.
     """
-    target = run_dir.writable(folder / "decode")
-    with variable_names.averaged(model):
+    target = run_dir.ensure_writable(folder / "decode")
+    with variable_names.ema_weights(model):
         shown = experiment.decode(model, target)
     if shown:
         print(f"\n{shown}", flush=True)

@@ -78,7 +78,7 @@ class Experiment(Hyperparams, abc.ABC):
     seed: int = field(default=0, at_least=0, less_than=2**32, help="Random seed.")
 
     @property
-    def tokens_per_step(self) -> int:
+    def units_per_step(self) -> int:
         """Number of `unit`s, such as tokens, in a step; their rate is reported."""
         return self.training.batch_size
 
@@ -285,11 +285,11 @@ class Experiment(Hyperparams, abc.ABC):
         """Returns losses to beat on the validation split, by name."""
         return {}
 
-    def other_units(self) -> dict[str, float]:
+    def report_units(self) -> dict[str, float]:
         """Returns the number of other units in a `unit`, for losses in these units."""
         return {}
 
-    def digests(self) -> dict[str, str]:
+    def file_hashes(self) -> dict[str, str]:
         """Returns digests of files that must not change in a run, by hyperparameter.
 
         Raises:
@@ -423,6 +423,7 @@ def find(name: str) -> type[Experiment]:
                 f"{name}: expected an experiment; received an abstract class, which "
                 f"lacks {missing}. Make a subclass with these."
             )
+        hooks.refuse_former(found[name])
         return found[name]
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from tfgpipe import cluster
 from tfgpipe_trainer import files
 from tfgpipe_trainer.checkpoint import store
-from tfgpipe_trainer.devices import here
+from tfgpipe_trainer.devices import host_device
 from tfgpipe_trainer.progress import report
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Clock:
         """Returns a dataset, the waiting for whose batches is booked as such."""
         import tensorflow as tf
 
-        with tf.device(here()):
+        with tf.device(host_device()):
             waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
         def note(asked: tf.Tensor, batch: Any) -> Any:
@@ -153,8 +153,8 @@ class Clock:
         }
         lines = "".join(f"{json.dumps(row)}\n" for row in self._rows)
         with contextlib.suppress(OSError):
-            store.replace(self._folder / "heartbeat.json", json.dumps(beat))
-            store.replace(self._folder / _FILE, lines)
+            store.atomic_write(self._folder / "heartbeat.json", json.dumps(beat))
+            store.atomic_write(self._folder / _FILE, lines)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

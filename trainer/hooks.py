@@ -83,6 +83,24 @@ def _is_number(found: Any) -> bool:
     return isinstance(found, numbers.Real)
 
 
+# Methods that once had other names, by these.
+_FORMER = {
+    "digests": "file_hashes",
+    "other_units": "report_units",
+    "tokens_per_step": "units_per_step",
+}
+
+
+def refuse_former(cls: type) -> None:
+    """Raises HyperparameterError if a class defines a method by its former name."""
+    for former, name in _FORMER.items():
+        if hasattr(cls, former):
+            raise HyperparameterError(
+                f"{cls.__name__}: expected `{name}`; received its former name "
+                f"`{former}`."
+            )
+
+
 # By the name of the method.
 HOOKS = {
     "network": Returned("a keras.Model", _is_network),
@@ -94,11 +112,11 @@ HOOKS = {
     ),
     "quantize_rules": Returned("a dict", _is_dict),
     "baselines": Returned("a dict of numbers", lambda x: _is_dict(x, _is_number)),
-    "other_units": Returned(
+    "report_units": Returned(
         "a dict of numbers above 0",
         lambda x: _is_dict(x, lambda each: _is_number(each) and each > 0),
     ),
-    "digests": Returned(
+    "file_hashes": Returned(
         "a dict of strings", lambda x: _is_dict(x, lambda each: isinstance(each, str))
     ),
 }

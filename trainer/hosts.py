@@ -70,7 +70,7 @@ class Hosts:
                 )
 
     @contextlib.contextmanager
-    def speaking(self) -> Iterator[None]:
+    def chief_stdout(self) -> Iterator[None]:
         """Silences stdout on all hosts but the chief."""
         if self.is_chief:
             yield
@@ -78,7 +78,7 @@ class Hosts:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
 
-    def leaving(self) -> contextlib.AbstractContextManager[None]:
+    def report_exit(self) -> contextlib.AbstractContextManager[None]:
         """Reports to other hosts at the end whether they can go on without this one.
 
         What ends all of them at the same step they find out by themselves.
@@ -88,7 +88,7 @@ class Hosts:
         return cluster.report_exit(accepted=(StoppedError, DivergedError))
 
     @contextlib.contextmanager
-    def writing(self, folder: Path) -> Iterator[Path]:
+    def output_dir(self, folder: Path) -> Iterator[Path]:
         """Yields the folder that this host writes to: the run's, or a temporary one."""
         if self.is_chief:
             yield folder

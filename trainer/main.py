@@ -26,7 +26,7 @@ from tfgpipe_trainer.files import is_remote
 from tfgpipe_trainer.flags import HELP, PROGRAM, Flags, define, parse, program
 from tfgpipe_trainer.hosts import Hosts
 from tfgpipe_trainer.hyperparams import HyperparameterError
-from tfgpipe_trainer.preemption import ProcessEnd, Stopping
+from tfgpipe_trainer.preemption import ExitGuard, Stopping
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run_program(argv: Sequence[str]) -> NoReturn:
     """Runs a command line and ends the process with the exit status."""
-    end = ProcessEnd()
+    end = ExitGuard()
     end.settle(_status(argv, end.signals))
     sys.exit(end.status)
 
@@ -167,15 +167,15 @@ def _run_in(
         run_hosts.check(experiment.pipelining)
         run_hosts.shard.rows(experiment.training.batch_size)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run_hosts.speaking())
-        stack.enter_context(run_hosts.leaving())
+        stack.enter_context(run_hosts.chief_stdout())
+        stack.enter_context(run_hosts.report_exit())
         stop = Stopping(status=cluster.EXIT_PREEMPTED)
         if flags.mode in commands.TRAINING and not flags.smoke_test:
             folder = _folder_to_write(flags, experiment)
             if shows_folder:
                 print(f"The run's folder is {folder}.", flush=True)
             if run_hosts.is_chief:
-                stack.enter_context(run_dir.held(folder))
+                stack.enter_context(run_dir.lock(folder))
             stop = signals.enter_context(
                 preemption.on_signals(status=cluster.EXIT_PREEMPTED)
             )
@@ -231,7 +231,7 @@ def _folder_to_write(flags: Flags, experiment: Experiment) -> Path:
             "evaluation.patience: expected None, as --mode=train does not evaluate; "
             f"received {experiment.evaluation.patience}. Use --mode=train_and_eval."
         )
-    with run_dir.written_to(folder):
+    with run_dir.refuse_unwritable(folder):
         run_dir.checkpoints(folder).mkdir(parents=True, exist_ok=True)
         (folder / "lock").touch()
     return folder

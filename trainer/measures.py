@@ -52,7 +52,7 @@ class Measures:
     def begin(self) -> None:
         """Copies the weights before a step that is to be measured."""
         if self._norms:
-            self._before = variable_names.copies(self._weights())
+            self._before = variable_names.snapshot(self._weights())
 
     def end(self, seconds: float) -> dict[str, float]:
         """Returns the measurements of a step of a duration, after it."""

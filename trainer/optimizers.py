@@ -124,13 +124,13 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
         options: Further arguments of the class.
 
     Attributes:
-        num_left_out: Steps left out so far, a scalar of type int32.
+        num_skipped: Steps left out so far, a scalar of type int32.
         gradient_norm: The norm of the last gradients, if it is kept.
         was_finite: True for each weight with a finite gradient in the last step that
             was left out, bool `[num_weights]`.
     """
 
-    num_left_out: keras.Variable
+    num_skipped: keras.Variable
     was_finite: keras.Variable
     gradient_norm: keras.Variable
     built: bool
@@ -232,7 +232,7 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
         own.exclude_from_weight_decay([v for v in variables if not decays(v)])
         super().build(variables)  # type: ignore[misc]
         add = own.add_variable
-        self.num_left_out = add((), initializer="zeros", dtype="int32", name="left_out")
+        self.num_skipped = add((), initializer="zeros", dtype="int32", name="left_out")
         self.was_finite = add(
             (len(variables),), initializer="ones", dtype="bool", name="was_finite"
         )
@@ -267,7 +267,7 @@ class ApplyIfFinite(keras_optimizers.GroupedDecay):
         finite = tf.stack(each)
 
         def leave_out() -> None:
-            self.num_left_out.assign_add(1)
+            self.num_skipped.assign_add(1)
             self.was_finite.assign(finite)
 
         tf.cond(tf.reduce_all(finite), update, leave_out)
@@ -299,13 +299,13 @@ def apply_if_finite(rule: type[keras.optimizers.Optimizer]) -> Any:
     >>> optimizer.build([weight])
     >>> optimizer.apply([tf.constant(1.0)])
     >>> optimizer.apply([tf.constant(float("nan"))])
-    >>> print(float(weight), int(optimizer.num_left_out))
+    >>> print(float(weight), int(optimizer.num_skipped))
     0.5 1
 
     Args:
         rule: A class of Keras optimizers.
     """
-    name = f"Guarded{rule.__name__}"
+    name = f"SkipNonFinite{rule.__name__}"
     own = {"__doc__": ApplyIfFinite.__doc__, "rule": rule}
     cls = type(name, (ApplyIfFinite, rule), own)
     return keras.saving.register_keras_serializable(package="params")(cls)

@@ -33,17 +33,17 @@ class Stopping:
 
     Attributes:
         asked: True if a signal has asked for the end here.
-        agreed: True if all hosts know of such a signal.
+        all_hosts_stop: True if all hosts know of such a signal.
         stepping: True while there are steps to be finished and saved. Otherwise all
             that is done is saved already, and the first signal ends the process, too.
         over: True if the run has ended and its exit status is settled: a signal
             changes nothing any more.
-        catches: True while signals are caught.
+        installed: True while signals are caught.
     """
 
     def __init__(self, *, status: int) -> None:
-        self.asked = self.agreed = False
-        self.stepping = self.over = self.catches = False
+        self.asked = self.all_hosts_stop = False
+        self.stepping = self.over = self.installed = False
         self._status = status
 
     def ask(self, number: int) -> None:
@@ -69,7 +69,7 @@ class Stopping:
         Where several processes train, TensorFlow takes SIGTERM for itself once they
         are connected, so this is to be called anew then.
         """
-        if self.catches:
+        if self.installed:
             # The thread does what is to be done; without handlers the process ends.
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -98,13 +98,13 @@ def on_signals(*, status: int) -> Iterator[Stopping]:
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    stopping.catches = True
+    stopping.installed = True
     stopping.take_signals()
     previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         yield stopping
     finally:
-        stopping.catches = False
+        stopping.installed = False
         signal.set_wakeup_fd(previous)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -114,7 +114,7 @@ def on_signals(*, status: int) -> Iterator[Stopping]:
         os.close(writing)
 
 
-class ProcessEnd:
+class ExitGuard:
     """Ends this process with a status, whatever threads of TensorFlow still do.
 
     Python's own end can wait for ever: it destroys the iterators of datasets after

@@ -52,7 +52,7 @@ class Measurement:
         loss: The loss to show.
         metrics: Other metrics to show, by name.
         learning_rate: Learning rate of the step.
-        tokens_per_second: Rate of training, in `unit`s.
+        throughput: Rate of training, in `unit`s.
         seconds_left: Time until the last step.
         unit: The unit that a loss is a mean over, such as a byte.
         memory: Memory in use, such as `"GPU:1 3.4 GiB"`; empty: not known.
@@ -62,7 +62,7 @@ class Measurement:
     num_steps: int
     loss: float
     learning_rate: float
-    tokens_per_second: float
+    throughput: float
     seconds_left: float
     unit: str
     memory: str = ""
@@ -83,7 +83,7 @@ class Measurement:
             f"loss {self.loss:.4f}",
             *(f"{name} {value:.4f}" for name, value in self.metrics.items()),
             *more,
-            f"{self.tokens_per_second:,.0f} {self.unit}s/s",
+            f"{self.throughput:,.0f} {self.unit}s/s",
             f"{left} left",
             self.memory,
         )
@@ -188,7 +188,7 @@ def draw_losses(
         print("No picture of losses: `pip install matplotlib` brings it.", flush=True)
         return
     try:
-        store.replace(folder / _PICTURE, _drawn(found, baselines, title, unit))
+        store.atomic_write(folder / _PICTURE, _drawn(found, baselines, title, unit))
     except OSError as error:
         report(f"{_PICTURE} could not be written: {error.strerror}.")
     else:

@@ -65,7 +65,7 @@ def trained(url: str, *, host: int, is_chief: bool) -> Iterator[Path]:
     run = RemoteRun(url, files.cache_folder() / "runs" / name)
     with contextlib.ExitStack() as stack:
         if is_chief:
-            stack.enter_context(run.held())
+            stack.enter_context(run.lock())
         run.fetch(all_steps=False)
         print(f"{url} is copied from {run.folder}.", flush=True)
         if is_chief:
@@ -156,7 +156,7 @@ class RemoteRun:
 
     def _get_step(self, step: int, digests: dict[str, str]) -> bool:
         """Fetches a checkpoint; returns whether it is as it was written."""
-        target = store.place(self.folder / "checkpoints", step)
+        target = store.path_of(self.folder / "checkpoints", step)
         target.mkdir()
         for name, digest in digests.items():
             with contextlib.suppress(FileNotFoundError):
@@ -168,7 +168,7 @@ class RemoteRun:
         return True
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Holds the lock.
 
         Raises:
@@ -290,9 +290,9 @@ class RemoteRun:
             del self._steps[step]
 
     def _put_step(self, checkpoints: Path, step: int) -> None:
-        place = store.place(checkpoints, step)
+        place = store.path_of(checkpoints, step)
         try:
-            written = store.about(checkpoints, step).time
+            written = store.metadata(checkpoints, step).time
             digests = {path.name: _digest(path) for path in place.iterdir()}
             for name in digests:
                 self._fs.put_file(str(place / name), self._at(step, name))
@@ -309,7 +309,7 @@ class RemoteRun:
     def _at(self, place: str | int, *names: str) -> str:
         """Returns the path there of a file, or of something of a checkpoint."""
         if isinstance(place, int):
-            place = f"checkpoints/{store.place(Path(), place).name}"
+            place = f"checkpoints/{store.path_of(Path(), place).name}"
         return "/".join([self._root, place, *names])
 
     def _failed(self, error: Exception) -> None:

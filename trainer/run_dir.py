@@ -70,7 +70,7 @@ def read(folder: Path) -> tuple[str, str]:
     return FORMER.get(name, name), text
 
 
-def settle(folder: Path, *, name: str, experiment: Experiment) -> None:
+def write_params(folder: Path, *, name: str, experiment: Experiment) -> None:
     """Writes down whose run the folder is, now that it goes on, or begins.
 
     What has changed since it was begun, and when, is kept in `changes.txt`.
@@ -78,7 +78,7 @@ def settle(folder: Path, *, name: str, experiment: Experiment) -> None:
     Raises:
         UsageError: If that cannot be written.
     """
-    with written_to(folder):
+    with refuse_unwritable(folder):
         if holds_run(folder):
             difference = _difference(folder, name, experiment)
             if not difference:
@@ -87,14 +87,14 @@ def settle(folder: Path, *, name: str, experiment: Experiment) -> None:
             with (folder / _CHANGES).open("a", encoding="utf-8") as file:
                 file.write(f"# from step {step}\n{difference}\n")
             print(f"Changed from step {step}:\n{difference}", flush=True)
-        own = hooks.call(experiment, "digests")
+        own = hooks.call(experiment, "file_hashes")
         digests = [f"{_DIGEST}{n} = {d}\n" for n, d in own.items()]
         text = f"# {name}\n{''.join(digests)}{hyperparams.to_text(experiment)}"
-        store.replace(folder / _PARAMS, text)
+        store.atomic_write(folder / _PARAMS, text)
 
 
 @contextlib.contextmanager
-def written_to(folder: Path) -> Iterator[None]:
+def refuse_unwritable(folder: Path) -> Iterator[None]:
     """Raises UsageError if what is done inside finds that a folder cannot be."""
     try:
         yield
@@ -105,13 +105,13 @@ def written_to(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def writable(folder: Path) -> Path:
+def ensure_writable(folder: Path) -> Path:
     """Returns a folder, which is made if need be.
 
     Raises:
         UsageError: If files cannot be written to it.
     """
-    with written_to(folder):
+    with refuse_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     return folder
@@ -178,7 +178,7 @@ def _changed_files(text: str, experiment: Experiment) -> str:
     lines = [line for line in text.splitlines() if line.startswith(_DIGEST)]
     parts = (line.removeprefix(_DIGEST).partition(" = ") for line in lines)
     theirs = {name: digest or "none" for name, _, digest in parts}
-    yours = hooks.call(experiment, "digests")
+    yours = hooks.call(experiment, "file_hashes")
     return "\n".join(
         f"sha256 of {name}: {theirs[name]} -> {yours[name]}"
         for name in theirs
@@ -187,7 +187,7 @@ def _changed_files(text: str, experiment: Experiment) -> str:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[None]:
     """Holds the lock of a run's folder.
 
     Raises:

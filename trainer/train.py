@@ -132,7 +132,7 @@ def _train(
     first_step = about.step if about else 0
     run_state = RunState.read(about.notes) if about else RunState()
     over = run_state.is_over(experiment.evaluation.patience)
-    run_dir.settle(folder, name=options.name, experiment=experiment)
+    run_dir.write_params(folder, name=options.name, experiment=experiment)
     loss = experiment.loss()
 
     def build(shard: HostShard) -> tf.data.Dataset:
@@ -152,7 +152,7 @@ def _train(
         batches = validate_data.whole_labels(loss, batches)
         validation = coordinator.validation(batches)
         part = validated_part(experiment)
-    with run_dir.written_to(folder):
+    with run_dir.refuse_unwritable(folder):
         text = hyperparams.to_text(experiment)
         metrics = Metrics(
             folder,
@@ -178,20 +178,22 @@ def _train(
     if coordinator.hosts.count == 1:
         training = clock.timed(training)
 
+    measured: dict[int, Mapping[str, float]] = {}
+
     def measure(step: int) -> Mapping[str, float]:
         assert validation is not None  # Nobody evaluates without.
         with clock.use(EVALUATION):
-            measured = _measured(model, loss, validation)
-        metrics.write_validation(step, measured)
-        print(f"step {step}: {line(measured, part)}", flush=True)
-        return measured
+            measured[step] = _measured(model, loss, validation)
+        metrics.write_validation(step, measured[step])
+        print(f"step {step}: {line(measured[step], part)}", flush=True)
+        return measured[step]
 
     further: Mapping[str, Evaluator] = {}
     if options.evaluates and coordinator.hosts.count == 1:
         further = hooks.call(experiment, "evaluators")
 
     def evaluate_further(names: Sequence[str], step: int, final: bool = False) -> None:
-        with clock.use(EVALUATION), variable_names.averaged(model):
+        with clock.use(EVALUATION), variable_names.ema_weights(model):
             values = evaluators.measured(further, names, model)
         metrics.write(step, values, final=final)
         print(f"step {step}: {evaluators.line(values)}", flush=True)
@@ -247,13 +249,17 @@ def _train(
             print(each.summary(), flush=True)
         print(f"\n{clock}", flush=True)
     checkpoints.check()
-    if stopping.agreed:
+    if stopping.all_hosts_stop:
         stopping.settle()
         raise StoppedError
     stopping.stepping = False
     baselines: Mapping[str, float] = {}
     if validation is not None:
-        baselines = _conclude(experiment, model, metrics, validation, checkpoints.step)
+        step = checkpoints.step
+        last = measured.get(step) or _measured(model, loss, validation)
+        baselines = hooks.call(experiment, "baselines")
+        metrics.write_validation(step, {**baselines, **last}, final=True)
+        show_comparison(experiment, last, baselines)
     if further:
         evaluate_further([*further], checkpoints.step, final=True)
     draw_losses(
@@ -298,18 +304,3 @@ def _profilers(folder: Path, options: Options, first_step: int) -> list[Any]:
     if options.profile_steps is not None:
         profilers.append(Profile(folder, options.profile_steps, first_step=first_step))
     return profilers
-
-
-def _conclude(
-    experiment: Experiment,
-    model: keras.Model,
-    metrics: Metrics,
-    validation: tf.data.Dataset,
-    step: int,
-) -> Mapping[str, float]:
-    """Evaluates the trained model, and returns the losses that it should beat."""
-    measured = _measured(model, experiment.loss(), validation)
-    baselines = hooks.call(experiment, "baselines")
-    metrics.write_validation(step, {**baselines, **measured}, final=True)
-    show_comparison(experiment, measured, baselines)
-    return baselines

@@ -50,7 +50,7 @@ class Start:
         """A name of the run that is the same when it goes on, wherever that is."""
         path = self.folder / "run_id.txt"
         if not path.exists():
-            store.replace(path, uuid.uuid4().hex[:16])
+            store.atomic_write(path, uuid.uuid4().hex[:16])
         return f"{path.read_text('utf-8')}-{self.name}"
 
     @property
@@ -135,7 +135,7 @@ class Metrics:
         # The end of this step is drawn already, as nothing takes a point away.
         self._drawn = {record["step"] for record in before if record.get("final")}
         kept = [_to_line(record) for record in before if not record.get("final")]
-        self._trying(lambda: store.replace(self._path, "".join(kept)))
+        self._trying(lambda: store.atomic_write(self._path, "".join(kept)))
         start = Start(folder=folder, step=step, text=text, name=name, title=title)
         self._writers: list[Writer] = []
         if "tensorboard" in writers and not importlib.util.find_spec("tensorboard"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfgpipe_params.image.digits import DigitImages
-from tfgpipe_params.image.images import Images
+from tfgpipe_params.image.images import ClassificationData
 from tfgpipe_params.image.task import ImageClassifier
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class DigitClassifier(ImageClassifier):
     """Some network on scikit-learn's digits, or on images of the user's."""
 
-    data: Images = field(default=DigitImages(), help="Images.")
+    data: ClassificationData = field(default=DigitImages(), help="Images.")
 
 
 class ConvNet(Hyperparams):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tfgpipe_params.image.images import Images
+from tfgpipe_params.image.images import ClassificationData
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read(part: Part) -> Digits:
     )
 
 
-class DigitImages(Images):
+class DigitImages(ClassificationData):
     """Labelled images, by default these digits.
 
     Without `validation_files` every tenth image is for validation.

@@ -65,7 +65,7 @@ class Augmentation(Hyperparams):
         return moved
 
 
-class Pictures(Hyperparams, abc.ABC):
+class ImageData(Hyperparams, abc.ABC):
     """Images, those of validation named as well, or every tenth."""
 
     files: str | None = field(default=None, help="Glob of image files.")
@@ -161,7 +161,7 @@ _KEYS = {
 }
 
 
-class Images(Pictures):
+class ClassificationData(ImageData):
     """Labelled images.
 
     Without `validation_files` every tenth image is for validation.

@@ -175,7 +175,7 @@ class Joined(Source):
         return self._sources[which], number - before
 
 
-class Part(Source):
+class Subset(Source):
     """Some records of a source."""
 
     def __init__(self, source: Source, numbers: np.ndarray) -> None:
@@ -207,7 +207,7 @@ def every_tenth(source: Source, split: str) -> Source:
             "data.files: expected at least 10 images, every tenth for validation; "
             f"received {len(source)}. Or name others as data.validation_files."
         )
-    return Part(source, kept)
+    return Subset(source, kept)
 
 
 def from_0_to_1(pixels: np.ndarray) -> np.ndarray:

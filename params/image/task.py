@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from tfgpipe_params.image.images import Augmentation, Images
+from tfgpipe_params.image.images import Augmentation, ClassificationData
 from tfgpipe_trainer.batches import validation_indices
 from tfgpipe_trainer.experiment import Experiment, Split
 from tfgpipe_trainer.hyperparams import field
@@ -25,7 +25,7 @@ class ImageClassifier(Experiment):
 
     unit: ClassVar[str] = "image"
 
-    data: Images = field(default=Images(), help="Images.")
+    data: ClassificationData = field(default=ClassificationData(), help="Images.")
     augmentation: Augmentation = field(
         default=Augmentation(), help="Augmentation of training images."
     )

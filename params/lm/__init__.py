@@ -14,7 +14,7 @@ from tfgpipe_params.lm.backbone import Backbone, BackboneLanguageModel
 from tfgpipe_params.lm.corpus import Corpus
 from tfgpipe_params.lm.sizes import Transformer
 from tfgpipe_params.lm.task import LanguageModel
-from tfgpipe_trainer.config import Optimizer, Pipelining, Saving, Training
+from tfgpipe_trainer.config import Evaluation, Optimizer, Pipelining, Saving, Training
 
 
 class Tiny(LanguageModel):
@@ -31,6 +31,7 @@ class Tiny(LanguageModel):
     optimizer: Optimizer = Optimizer(learning_rate=5e-3)
     model: Transformer = Transformer(num_layers=2, context=64)
     training: Training = Training(num_steps=800, batch_size=32)
+    evaluation: Evaluation = Evaluation(every_steps=400)
 
 
 class Experts(Tiny):

@@ -338,7 +338,7 @@ def random_windows(
     import tensorflow as tf
 
     # The only copy: `batch` does not keep `text`.
-    with tf.device(devices.here()):  # An accelerator has the model to compute.
+    with tf.device(devices.host_device()):  # An accelerator has the model to compute.
         tensor = tf.constant(text)
     num_starts = len(text) - length
 

@@ -156,7 +156,7 @@ class LanguageModel(Experiment):
         return "byte" if self.corpus.tokenizer is None else "token"
 
     @property
-    def tokens_per_step(self) -> int:
+    def units_per_step(self) -> int:
         """Number of tokens that a step reads.
 
         Of packed documents it counts the starts as well, and the padding.
@@ -340,7 +340,7 @@ class LanguageModel(Experiment):
         )
         return {"bigram": bigram}
 
-    def other_units(self) -> dict[str, float]:
+    def report_units(self) -> dict[str, float]:
         """Returns the bytes of a token, on average of the very tokens validated on."""
         if self.corpus.tokenizer is None:
             return {}
@@ -359,7 +359,7 @@ class LanguageModel(Experiment):
         """Reads the prompts."""
         encode_prompts(self.sampling.read_prompts(), self.corpus.load_tokenizer())
 
-    def digests(self) -> dict[str, str]:
+    def file_hashes(self) -> dict[str, str]:
         """Returns the SHA-256 of the tokenizer's file, if there is one."""
         name = self.corpus.tokenizer
         return {} if name is None else {"data.tokenizer": tokenizers.digest(name)}

@@ -56,7 +56,7 @@ def write(corpus: Corpus) -> str:
     num_tokens = sum(map(len, encoded))
     num_bytes = sum(map(len, corpus.chunks("validation")))
     try:
-        store.replace(path, content)
+        store.atomic_write(path, content)
     except OSError as error:
         raise HyperparameterError(
             f"data.tokenizer: expected a file that can be written; {name} cannot: "

@@ -18,7 +18,7 @@ Sharding = Literal["gather", "ring", "sequence"]
 
 
 @keras.saving.register_keras_serializable(package="params")
-class Segments(keras.layers.Layer):
+class DocumentIds(keras.layers.Layer):
     """Numbers the documents of a window, each from its start on.
 
     Args:
@@ -32,8 +32,8 @@ class Segments(keras.layers.Layer):
 
     Example:
 
-    >>> from tfgpipe_params.lm.transformer import Segments
-    >>> print(Segments()(np.array([[0, 65, 66, 0, 67]])).numpy())
+    >>> from tfgpipe_params.lm.transformer import DocumentIds
+    >>> print(DocumentIds()(np.array([[0, 65, 66, 0, 67]])).numpy())
     [[1 1 1 2 2]]
     """
 
@@ -54,21 +54,21 @@ class Segments(keras.layers.Layer):
         return {**super().get_config(), "start": self.start}
 
 
-def same(segments: Any) -> Any:
+def same_document_mask(segments: Any) -> Any:
     """Returns a mask of pairs in one document, `[batch_size, length, length]`."""
     return ops.equal(segments[:, :, None], segments[:, None, :])
 
 
-def places(segments: Any) -> Any:
+def position_in_document(segments: Any) -> Any:
     """Returns the position of each token in its document.
 
-    >>> print(places(ops.array([[1, 1, 1, 2, 2]])).numpy())
+    >>> print(position_in_document(ops.array([[1, 1, 1, 2, 2]])).numpy())
     [[0 1 2 0 1]]
 
     Args:
         segments: Numbers of documents. # [batch_size, length]
     """
-    before = ops.tril(ops.cast(same(segments), "int32"), k=-1)
+    before = ops.tril(ops.cast(same_document_mask(segments), "int32"), k=-1)
     return ops.sum(before, axis=-1)
 
 
@@ -105,7 +105,9 @@ class Positions(keras.layers.Layer):
         """Returns the inputs with the vectors added."""
         if segments is None:
             return inputs + self.vectors
-        return inputs + keras.ops.take(self.vectors, places(segments), axis=0)
+        return inputs + keras.ops.take(
+            self.vectors, position_in_document(segments), axis=0
+        )
 
 
 @keras.saving.register_keras_serializable(package="params")
@@ -237,7 +239,7 @@ class Block(keras.layers.Layer):
         """Returns the inputs with what attention and perceptron add."""
         # [batch_size, length, width] throughout
         normed = self.attention_norm(inputs)
-        mask = None if segments is None else same(segments)
+        mask = None if segments is None else same_document_mask(segments)
         attended = self.attention(
             normed, normed, attention_mask=mask, use_causal_mask=True
         )
@@ -329,7 +331,7 @@ def decoder_only(
     if vocabulary is not None and tied:
         embedding = vocabulary.embed
     inputs = keras.Input([hyper.context], dtype="int32")
-    sides = {} if start is None else {"segments": Segments(start=start)(inputs)}
+    sides = {} if start is None else {"segments": DocumentIds(start=start)(inputs)}
     x = embedding(inputs)  # [batch_size, context, width]
     for layer in numbered:
         x = layer(x, **sides)

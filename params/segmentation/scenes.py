@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfgpipe_params.image.images import Pictures
+from tfgpipe_params.image.images import ImageData
 from tfgpipe_params.segmentation import shapes
 from tfgpipe_trainer import files
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfgpipe_params.image.sources import Source
 
 
-class Scenes(Pictures):
+class SegmentationData(ImageData):
     """Images with masks, by default of shapes that the program draws.
 
     An image and its mask have one name but for folder and suffix. A mask has one

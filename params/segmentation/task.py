@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from tfgpipe_params.segmentation import shapes
-from tfgpipe_params.segmentation.scenes import Scenes
+from tfgpipe_params.segmentation.scenes import SegmentationData
 from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.experiment import Experiment, Split
 from tfgpipe_trainer.hyperparams import HyperparameterError, Hyperparams, field
@@ -42,11 +42,11 @@ class Segmenter(Experiment):
 
     unit: ClassVar[str] = "pixel"
 
-    data: Scenes = field(default=Scenes(), help="Images.")
+    data: SegmentationData = field(default=SegmentationData(), help="Images.")
     model: Network = field(default=Network(), help="Network.")
 
     @property
-    def tokens_per_step(self) -> int:
+    def units_per_step(self) -> int:
         """Number of pixels in a batch."""
         height, width, _ = self.data.shape
         return self.training.batch_size * height * width

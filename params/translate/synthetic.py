@@ -6,7 +6,7 @@ import datetime
 import string
 from random import Random
 
-from tfgpipe_params.translate.text_pairs import MadePairs, Pair
+from tfgpipe_params.translate.text_pairs import Pair, SyntheticPairs
 from tfgpipe_trainer.hyperparams import HyperparameterError, field
 
 # Not `strftime`, whose words depend on the machine's language.
@@ -67,7 +67,7 @@ def _nth(day: int) -> str:
     return f"{day}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(day % 10, 'th')}"
 
 
-class Dates(MadePairs):
+class Dates(SyntheticPairs):
     """Days of a range of years, each in a random format.
 
     A year of two digits is the only one of the range that ends in them.
@@ -106,7 +106,7 @@ class Dates(MadePairs):
 _ALPHABET = string.ascii_lowercase + string.digits
 
 
-class Reversals(MadePairs):
+class Reversals(SyntheticPairs):
     """Strings of random small letters and digits, of all lengths in a range.
 
     >>> Reversals(shortest=3, longest=5).pair(0)

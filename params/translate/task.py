@@ -37,7 +37,7 @@ class Translation(Experiment):
         """The pairs: a hyperparameter of each experiment."""
 
     @property
-    def tokens_per_step(self) -> int:
+    def units_per_step(self) -> int:
         """Number of characters that a step predicts, padding among them."""
         return self.training.batch_size * self._target_length
 

@@ -123,7 +123,7 @@ class Pairs(Hyperparams, abc.ABC):
         """Upper bound of a target's length, in characters."""
 
     @abc.abstractmethod
-    def every(self) -> Iterable[Pair]:
+    def all(self) -> Iterable[Pair]:
         """Returns all of them."""
 
     def read(self, split: Literal["train", "validation"]) -> tuple[Pair, ...]:
@@ -135,12 +135,12 @@ class Pairs(Hyperparams, abc.ABC):
 def _splits(pairs: Pairs) -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
     """Returns the pairs of training and of validation, made or read once for both."""
     split: tuple[list[Pair], list[Pair]] = ([], [])
-    for pair in pairs.every():
+    for pair in pairs.all():
         split[zlib.crc32(pair.target.encode()) % 10 == 0].append(pair)
     return tuple(split[0]), tuple(split[1])
 
 
-class MadePairs(Pairs):
+class SyntheticPairs(Pairs):
     """A task of the program's own, as many pairs as are asked for."""
 
     num_pairs: int = field(
@@ -160,7 +160,7 @@ class MadePairs(Pairs):
         """Returns one of the pairs, a function of seed and index alone."""
         return self.draw(Random(f"{self.seed} {index}"))
 
-    def every(self) -> Iterable[Pair]:
+    def all(self) -> Iterable[Pair]:
         """Returns all pairs."""
         return map(self.pair, range(self.num_pairs))
 
@@ -191,7 +191,7 @@ class PairFiles(Pairs):
         """Upper bound of a target's length, in bytes."""
         return self.longest_target
 
-    def every(self) -> Iterable[Pair]:
+    def all(self) -> Iterable[Pair]:
         """Returns all pairs, without the lines that are none.
 
         Raises:

@@ -2099,8 +2099,8 @@ TRAINER = (
     Fault(
         "a baseline takes the place of a measurement of its name",
         "trainer/train.py",
-        "{**baselines, **measured}",
-        "{**measured, **baselines}",
+        "{**baselines, **last}",
+        "{**last, **baselines}",
         (
             "tests/params/test_template.py::"
             "test_a_baseline_does_not_take_the_place_of_what_is_measured",

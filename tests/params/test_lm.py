@@ -237,7 +237,7 @@ def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) 
 def test_a_step_trains_on_the_tokens_it_says(corpus: str) -> None:
     experiment = experiments.text("Tiny", corpus)
     _, targets = next(experiment.batches("train").as_numpy_iterator())
-    assert experiment.tokens_per_step == targets.size
+    assert experiment.units_per_step == targets.size
 
 
 def test_a_sample_begins_with_its_prompt_and_repeats_with_its_seed(model) -> None:
@@ -505,13 +505,13 @@ def test_a_model_of_tokens_trains_and_draws(
     rows = [row[row != tokenizer.start] for _, targets in batches for row in targets]
     num_bytes = sum(len(tokenizer.decode(row.tolist())) for row in rows)
     assert experiment.unit == "token"
-    assert experiment.other_units() == {"byte": num_bytes / sum(map(len, rows))}
+    assert experiment.report_units() == {"byte": num_bytes / sum(map(len, rows))}
     assert 0 < experiment.baselines()["bigram"] < np.log(size)
 
 
 def test_bytes_are_shown_per_byte_alone() -> None:
     experiment = experiments.text("Tiny")
-    assert (experiment.unit, experiment.other_units()) == ("byte", {})
+    assert (experiment.unit, experiment.report_units()) == ("byte", {})
 
 
 def test_tokens_are_drawn_until_there_are_enough_bytes(tmp_path: Path) -> None:

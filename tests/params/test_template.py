@@ -57,7 +57,7 @@ def test_it_trains_and_goes_on_exactly(
         return
     shutil.copytree(whole, stopped)
     for step in store.steps(stopped / "checkpoints")[1:]:
-        store.remove(store.place(stopped / "checkpoints", step))
+        store.remove(store.path_of(stopped / "checkpoints", step))
     assert main([*command, f"--logdir={stopped}"]) == 0
     printed = capsys.readouterr().out
     assert "Going on from step 2." in printed
@@ -223,7 +223,7 @@ def test_validation_data_are_looked_at_before_training(
         ),
         *(
             (hook, None, rf"^Mine: expected `{hook}\(\)` to return a ")
-            for hook in ("batches", "digests")
+            for hook in ("batches", "file_hashes")
         ),
         (
             "loss",
@@ -270,9 +270,11 @@ def test_a_baseline_does_not_take_the_place_of_what_is_measured(
 
 
 @pytest.mark.parametrize("returned", [None, {"bit": 0.0}, {"bit": "none"}])
-def test_other_units_are_numbers_above_zero(returned: Any, monkeypatch) -> None:
-    monkeypatch.setattr(template.Mine, "other_units", lambda _: returned)
-    with pytest.raises(HyperparameterError, match=r"^Mine: expected `other_units\(\)`"):
+def test_report_units_are_numbers_above_zero(returned: Any, monkeypatch) -> None:
+    monkeypatch.setattr(template.Mine, "report_units", lambda _: returned)
+    with pytest.raises(
+        HyperparameterError, match=r"^Mine: expected `report_units\(\)`"
+    ):
         show_comparison(template.Mine(), {"loss": 1.0}, {})
 
 

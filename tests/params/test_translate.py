@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_the_batches_it_would_have_had(
 def test_a_step_predicts_at_most_the_characters_it_says(
     experiment: Translation, batch: tuple
 ) -> None:
-    assert experiment.tokens_per_step == batch[1].size
+    assert experiment.units_per_step == batch[1].size
 
 
 def test_the_unigram_model_is_that_of_the_targets(

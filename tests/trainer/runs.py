@@ -66,7 +66,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["loss"]) for r in records(folder) if "loss" in r]
 
 
-OF_THE_MACHINE = {"tokens_per_second", "flops_per_second", "mfu", "memory"}
+OF_THE_MACHINE = {"throughput", "flops_per_second", "mfu", "memory"}
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:

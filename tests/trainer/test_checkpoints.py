@@ -49,7 +49,7 @@ def _model(width: int = 4, **arguments: Any) -> tfgpipe.PipelinedModel:
 
 
 def _values(model: keras.Model) -> dict[str, np.ndarray]:
-    copied = variable_names.copies(variable_names.everything(model))
+    copied = variable_names.snapshot(variable_names.all_variables(model))
     return {name: value.numpy() for name, value in copied.items()}
 
 
@@ -75,7 +75,7 @@ def trained(_trained) -> Iterator[tfgpipe.PipelinedModel]:
     """A model that has seen one epoch, and will have for the next test."""
     model, values = _trained
     yield model
-    for name, variable in variable_names.everything(model).items():
+    for name, variable in variable_names.all_variables(model).items():
         variable.assign(values[name])
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(
 ) -> None:
     model = _model()
     _save(tmp_path, model, 5, 6)
-    path = store.place(tmp_path, 6) / "state.data-00000-of-00001"
+    path = store.path_of(tmp_path, 6) / "state.data-00000-of-00001"
     data = bytearray(path.read_bytes())
     if damage == "bit":
         data[len(data) // 2] ^= 16
@@ -163,14 +163,14 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(
     assert f"It is {tmp_path}/damaged-0-step-00000006 now." in told
     assert (tmp_path / "damaged-0-step-00000006").is_dir()
     _save(tmp_path, model, 6)
-    assert store.read(tmp_path, 6).about.step == 6
+    assert store.read(tmp_path, 6).metadata.step == 6
 
 
 def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
     model = _model()
     _save(tmp_path, model, 5, 6)
     for step in (5, 6):
-        (store.place(tmp_path, step) / "state.index").write_text("{}")
+        (store.path_of(tmp_path, step) / "state.index").write_text("{}")
     for _ in range(2):  # Nor does the next start.
         with pytest.raises(CheckpointError, match=r"be read; all 2 are damaged\."):
             Checkpoints(tmp_path, model, Saving()).restore()
@@ -179,7 +179,7 @@ def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
 def test_an_old_one_that_is_damaged_stops_nothing(tmp_path: Path) -> None:
     model = _model()
     _save(tmp_path, model, 5)
-    (store.place(tmp_path, 5) / "state.index").write_bytes(b"\xff{")
+    (store.path_of(tmp_path, 5) / "state.index").write_bytes(b"\xff{")
     _save(tmp_path, model, 6, 7, 8, keep=2)
     assert store.steps(tmp_path) == [5, 7, 8]
 

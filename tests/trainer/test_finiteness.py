@@ -59,12 +59,12 @@ def model(made: Any) -> Iterator[Any]:
     """The model, as it was before it was trained."""
     initial = {name: v.numpy() for name, v in _copies(made).items()}
     yield made
-    for name, variable in variable_names.everything(made).items():
+    for name, variable in variable_names.all_variables(made).items():
         variable.assign(initial[name])
 
 
 def _copies(model: keras.Model) -> dict[str, tf.Tensor]:
-    return variable_names.copies(variable_names.everything(model))
+    return variable_names.snapshot(variable_names.all_variables(model))
 
 
 def _fit(model: Any, batches: np.ndarray, notes: RunState, **training: Any) -> None:
@@ -78,7 +78,7 @@ def _fit(model: Any, batches: np.ndarray, notes: RunState, **training: Any) -> N
 
 
 def _values(model: keras.Model) -> dict[str, np.ndarray]:
-    copied = variable_names.copies(variable_names.everything(model))
+    copied = variable_names.snapshot(variable_names.all_variables(model))
     return {
         name: value.numpy()
         for name, value in copied.items()
@@ -95,12 +95,12 @@ def _spoilt(by: float) -> np.ndarray:
 @pytest.mark.parametrize("by", [np.nan, np.inf])
 def test_a_step_left_out_has_not_been(by: float, model: Any) -> None:
     keras.utils.set_random_seed(0)
-    initial = variable_names.copies(variable_names.everything(model))
+    initial = variable_names.snapshot(variable_names.all_variables(model))
     notes = RunState()
     _fit(model, _spoilt(by), notes, on_nonfinite="skip")
     received = _values(model)
     assert notes.skipped == [BAD]
-    for name, variable in variable_names.everything(model).items():
+    for name, variable in variable_names.all_variables(model).items():
         variable.assign(initial[name])
     _fit(model, np.delete(X, BAD - 1, axis=0), RunState())
     for name, value in _values(model).items():

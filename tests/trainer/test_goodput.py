@@ -135,7 +135,7 @@ def test_a_full_disk_costs_the_files_alone(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "replace", full)
+    monkeypatch.setattr(store, "atomic_write", full)
     own = clock(tmp_path)
     with own.watched():
         step(own, 1)

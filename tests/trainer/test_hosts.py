@@ -137,7 +137,7 @@ def test_what_several_hosts_do_not_do_is_refused(
 def test_only_the_chief_speaks_and_writes_where_all_see_it(tmp_path, capsys) -> None:
     for index in (0, 1):
         host = Hosts(index, 2)
-        with host.speaking(), host.writing(tmp_path) as folder:
+        with host.chief_stdout(), host.output_dir(tmp_path) as folder:
             print(f"host {index}")
             (folder / str(index)).touch()
         assert folder.exists() == (index == 0)
@@ -171,7 +171,7 @@ def test_a_host_tells_the_others_whether_they_can_go_on(
 
     monkeypatch.setattr(peers.Peers, "current", Others())
     for host in (Hosts(1, 2), hosts.ALONE):
-        with contextlib.suppress(BaseException), host.leaving():
+        with contextlib.suppress(BaseException), host.report_exit():
             if error is not None:
                 raise error
     assert told == [clean]

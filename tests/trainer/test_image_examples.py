@@ -18,7 +18,7 @@ from tests.helpers import image_files
 from tfgpipe_params.image import image_examples
 from tfgpipe_params.image.digits import DigitImages
 from tfgpipe_params.image.image_examples import Class
-from tfgpipe_params.image.images import Augmentation, Images
+from tfgpipe_params.image.images import Augmentation, ClassificationData
 from tfgpipe_params.image.sources import (
     BadRecordError,
     BadRecords,
@@ -176,7 +176,7 @@ def test_a_cache_reads_each_record_once(cache: bool, reads: int) -> None:
     [image_files.write_tfrecords, image_files.write_npz, image_files.write_folders],
 )
 def test_every_kind_of_file_holds_the_same_images(write, tmp_path: Path) -> None:
-    data = Images(files=write(tmp_path, 30), shape=SHAPE, classes=3)
+    data = ClassificationData(files=write(tmp_path, 30), shape=SHAPE, classes=3)
     parts = {split: data.open(split) for split in ("train", "validation")}
     assert {split: len(part) for split, part in parts.items()} == {
         "train": 27,
@@ -199,7 +199,7 @@ def test_other_files_are_for_validation(tmp_path: Path) -> None:
     for name, count in [("a", 4), ("b", 2)]:
         (tmp_path / name).mkdir()
         image_files.write_npz(tmp_path / name, count)
-    data = Images(
+    data = ClassificationData(
         files=str(tmp_path / "a" / "*"),
         validation_files=str(tmp_path / "b" / "*"),
         classes=3,
@@ -209,7 +209,7 @@ def test_other_files_are_for_validation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_are_brought_to_the_shape(tmp_path: Path, channels: int) -> None:
-    data = Images(
+    data = ClassificationData(
         files=image_files.write_npz(tmp_path, 10), shape=(6, 7, channels), classes=3
     )
     image, _ = data.open("train").read(0)
@@ -223,7 +223,9 @@ def test_a_broken_image_in_a_file_is_named(
     examples = [image_files.example(image_files.png(n), n % 3) for n in range(10)]
     examples[2] = image_files.example(b"broken", 0)
     image_files.write_tfrecord(tmp_path / "x", examples)
-    data = Images(files=str(tmp_path / "x"), shape=SHAPE, classes=3).open("train")
+    data = ClassificationData(files=str(tmp_path / "x"), shape=SHAPE, classes=3).open(
+        "train"
+    )
     assert data.read(2)[1] == 3 % 3
     assert capsys.readouterr().err == (
         f"Bad record, not used: {tmp_path / 'x'} record 2: expected an "
@@ -233,7 +235,7 @@ def test_a_broken_image_in_a_file_is_named(
 
 def _error(**values: object) -> str:
     with pytest.raises(HyperparameterError) as error:
-        Images(**values).open("train")  # type: ignore[arg-type]
+        ClassificationData(**values).open("train")  # type: ignore[arg-type]
     return str(error.value)
 
 
@@ -245,7 +247,7 @@ def test_no_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_too_few_to_hold_some_out_is_an_error(tmp_path: Path) -> None:
-    data = Images(files=image_files.write_npz(tmp_path, 9), classes=3)
+    data = ClassificationData(files=image_files.write_npz(tmp_path, 9), classes=3)
     with pytest.raises(HyperparameterError) as error:
         data.open("validation")
     assert str(error.value) == (
@@ -322,14 +324,14 @@ def test_one_array_is_an_error(tmp_path: Path) -> None:
 
 def test_more_classes_than_memory_is_for_are_refused() -> None:
     with pytest.raises(HyperparameterError, match=r"^classes: expected an int or None"):
-        Images(classes=10**9)
+        ClassificationData(classes=10**9)
 
 
 def test_both_splits_count_bad_records_together(tmp_path: Path) -> None:
     examples = [image_files.example(b"broken", 0) for _ in range(20)]
     examples[0] = examples[9] = image_files.example(image_files.png(0), 0)
     image_files.write_tfrecord(tmp_path / "x", examples)
-    data = Images(files=str(tmp_path / "x"), classes=3, max_bad_records=2)
+    data = ClassificationData(files=str(tmp_path / "x"), classes=3, max_bad_records=2)
     train, validation = data.open("train"), data.open("validation")
     validation.read(1)
     train.bad.add("another", "broken")
@@ -341,7 +343,9 @@ def test_whole_numbers_of_any_type_are_labels(tmp_path: Path) -> None:
     for kind in ("uint8", "float32", "bool"):
         path = tmp_path / f"{kind}.npz"
         np.savez(path, x=np.zeros((10, 2, 2)), y=np.arange(10).astype(kind))
-        target = Images(files=str(path), classes=10).open("train").read(7)[1]
+        target = (
+            ClassificationData(files=str(path), classes=10).open("train").read(7)[1]
+        )
         assert (target, target.dtype) == (1 if kind == "bool" else 7, np.int32)
 
 
@@ -352,7 +356,9 @@ def test_whole_numbers_of_any_type_are_labels(tmp_path: Path) -> None:
 def test_files_say_how_many_classes_there_are(
     write, first_label: int, tmp_path: Path
 ) -> None:
-    data = Images(files=write(tmp_path, 30), shape=SHAPE, first_label=first_label)
+    data = ClassificationData(
+        files=write(tmp_path, 30), shape=SHAPE, first_label=first_label
+    )
     assert data.num_classes == 3
     assert {int(data.open("train").read(i)[1]) for i in range(27)} == {0, 1, 2}
 
@@ -396,7 +402,7 @@ def test_labels_outside_the_classes_are_an_error(tmp_path: Path) -> None:
 
 def test_a_shape_without_colors_is_an_error() -> None:
     with pytest.raises(HyperparameterError) as error:
-        Images(shape=(8, 8, 2))
+        ClassificationData(shape=(8, 8, 2))
     assert str(error.value) == (
         "shape: expected height and width of at least 1, and 1 or 3 channels; received "
         "(8, 8, 2)."

@@ -35,7 +35,7 @@ def _log(
 ) -> None:
     """Ends a step for each loss, of a run of ten steps. A metric is its tenth."""
     experiment: Any = SimpleNamespace(
-        training=Training(num_steps=10, log_every=4), tokens_per_step=8, unit="byte"
+        training=Training(num_steps=10, log_every=4), units_per_step=8, unit="byte"
     )
     folder.mkdir(exist_ok=True)
     metrics = Metrics(folder, step=first_step)

@@ -220,7 +220,7 @@ def test_a_run_leaves_all_it_should(
     four, eight, validation = runs.records(folder)
     assert (four["step"], eight["step"], validation["step"]) == (4, 8, 8)
     of_work = {"bubble", "flops_per_second", "memory"}
-    usual = {"step", "loss", "learning_rate", "tokens_per_second"}
+    usual = {"step", "loss", "learning_rate", "throughput"}
     assert four.keys() == usual | of_work
     table = comparison(
         {"loss": validation["validation_loss"]},
@@ -592,7 +592,7 @@ def _measurement(step: int, **values: Any) -> Measurement:
         num_steps=200,
         loss=1.23456,
         learning_rate=0.001,
-        tokens_per_second=12345.6,
+        throughput=12345.6,
         seconds_left=3725.2,
         unit="byte",
         **values,
@@ -756,7 +756,7 @@ def test_a_full_disk_costs_measurements_and_no_more(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tfgpipe_trainer.checkpoint.store.replace", full)
+    monkeypatch.setattr("tfgpipe_trainer.checkpoint.store.atomic_write", full)
     monkeypatch.setattr(tf.io, "TFRecordWriter", full)
     metrics = Metrics(tmp_path, step=0)
     monkeypatch.setattr(Metrics, "_append", full)

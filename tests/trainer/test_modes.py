@@ -54,7 +54,7 @@ def test_a_run_evaluates_in_between_and_keeps_the_best(trained) -> None:
     assert [r["step"] for r in validations] == [2, 4, 6, 8, 8]
     assert [bool(r.get("final")) for r in validations] == [False] * 4 + [True]
     assert validations[-1]["validation_loss"] == validations[-2]["validation_loss"]
-    notes = store.about(folder / "checkpoints", 8).notes
+    notes = store.metadata(folder / "checkpoints", 8).notes
     best = min(validations[:4], key=lambda r: r["validation_loss"])
     assert notes["best_step"] == best["step"]
     assert notes["best_value"] == best["validation_loss"]
@@ -63,7 +63,7 @@ def test_a_run_evaluates_in_between_and_keeps_the_best(trained) -> None:
 @pytest.mark.parametrize("checkpoint", ["best", "4"])
 def test_any_checkpoint_is_evaluated(checkpoint: str, trained, capsys) -> None:
     command, folder = trained
-    best = store.about(folder / "checkpoints", 8).notes["best_step"]
+    best = store.metadata(folder / "checkpoints", 8).notes["best_step"]
     number = best if checkpoint == "best" else int(checkpoint)
     assert main([*command, "--mode=eval", f"--checkpoint={checkpoint}"]) == 0
     printed = capsys.readouterr().out

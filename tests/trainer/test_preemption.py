@@ -49,7 +49,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(long_run) -> None:
     wait_for("step    3/9999", log)
     # Meanwhile nobody else trains there, and nothing of the run is touched.
     with pytest.raises(UsageError, match=rf"in use by process {trainer.pid} "):
-        run_dir.held(folder).__enter__()
+        run_dir.lock(folder).__enter__()
     assert main(["trainer", *flags]) == 1
     trainer.send_signal(signal.SIGTERM)
     assert trainer.wait(PATIENCE) == cluster.EXIT_PREEMPTED == 42
@@ -58,7 +58,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(long_run) -> None:
     assert printed.endswith("Stopped, with all saved: start it again.\n")
     (step,) = store.steps(folder / "checkpoints")
     assert step == runs.losses(folder)[-1][0] >= 3
-    with run_dir.held(folder):
+    with run_dir.lock(folder):
         pass
 
 
@@ -201,7 +201,7 @@ def test_a_lock_needs_no_room_on_a_disk(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        with run_dir.held(tmp_path):
+        with run_dir.lock(tmp_path):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -209,12 +209,12 @@ def test_a_lock_needs_no_room_on_a_disk(tmp_path: Path) -> None:
 
 def test_two_trainers_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
-        run_dir.held(tmp_path),
+        run_dir.lock(tmp_path),
         pytest.raises(
             UsageError,
             match=rf"{tmp_path} is in use by process {os.getpid()} on .*, end it, or",
         ),
     ):
-        run_dir.held(tmp_path).__enter__()
-    with run_dir.held(tmp_path):
+        run_dir.lock(tmp_path).__enter__()
+    with run_dir.lock(tmp_path):
         pass

@@ -19,7 +19,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from tests.helpers import image_files
 from tests.trainer import runs
 from tfgpipe_params import template
-from tfgpipe_params.image.images import Images
+from tfgpipe_params.image.images import ClassificationData
 from tfgpipe_params.lm import text_files
 from tfgpipe_params.lm.corpus import Corpus
 from tfgpipe_trainer.batches import Mixture, as_examples, training_batches
@@ -143,7 +143,7 @@ def write_images(folder: Path, kind: str, labels: list[int]) -> Path:
 def test_images_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
     labels = [i % 3 for i in range(20)]
     path = write_images(tmp_path, kind, labels)
-    images = Images(files=str(path), classes=3, shape=(8, 8, 3))
+    images = ClassificationData(files=str(path), classes=3, shape=(8, 8, 3))
     found = images.open("train")
     expected = tf.io.decode_png(image_files.png(5)).numpy() / np.float32(255)
     source = images.records("files", str(path))
@@ -160,7 +160,7 @@ def test_images_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
 def test_threads_read_images_side_by_side(kind: str, tmp_path: Path) -> None:
     labels = [i % 5 for i in range(200)]
     path = write_images(tmp_path, kind, labels)
-    source = Images(files=str(path), classes=5).records("files", str(path))
+    source = ClassificationData(files=str(path), classes=5).records("files", str(path))
     numbers = np.random.default_rng(0).integers(0, 200, 2000).tolist()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = [label for _, label in pool.map(source.read, numbers)]
@@ -170,7 +170,7 @@ def test_threads_read_images_side_by_side(kind: str, tmp_path: Path) -> None:
 def test_columns_that_are_absent_are_named(tmp_path: Path) -> None:
     for kind in ("parquet", "arrow"):
         path = write_images(tmp_path, kind, [0, 1])
-        images = Images(files=str(path), classes=2, image_key="picture")
+        images = ClassificationData(files=str(path), classes=2, image_key="picture")
         with pytest.raises(
             HyperparameterError, match=r"'picture'.*which has image, la"
         ):

@@ -315,8 +315,9 @@ def test_a_place_that_cannot_be_is_refused(
     small: list[str],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     logdir = [] if flag.startswith("--logdir") else [f"--logdir={tmp_path / 'run'}"]
     assert main([*small, *logdir, flag]) in (1, 2)
     assert words in capsys.readouterr().err

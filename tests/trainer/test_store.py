@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tfgpipe_trainer.checkpoint import store
-from tfgpipe_trainer.checkpoint.checkpoints import newest_whole
-from tfgpipe_trainer.checkpoint.store import About, Checkpoint, DamagedError
+from tfgpipe_trainer.checkpoint.checkpoints import latest_valid
+from tfgpipe_trainer.checkpoint.store import Checkpoint, DamagedError, Metadata
 from tfgpipe_trainer.errors import CheckpointError
 
 NOTES = {"best_step": 3, "best_value": 0.1, "num_worse": 0, "skipped": [1, 2]}
@@ -32,9 +32,9 @@ def _values() -> dict[str, tf.Tensor]:
 
 
 def _write(folder: Path, step: int, **values: tf.Tensor) -> Path:
-    about = About(step=step, time=123.456, notes=NOTES)
-    store.write(folder, Checkpoint(about=about, values=values or _values()))
-    return store.place(folder, step)
+    metadata = Metadata(step=step, time=123.456, notes=NOTES)
+    store.write(folder, Checkpoint(metadata=metadata, values=values or _values()))
+    return store.path_of(folder, step)
 
 
 def _same(values: Mapping[str, tf.Tensor], expected: Mapping[str, tf.Tensor]) -> bool:
@@ -49,8 +49,8 @@ def _same(values: Mapping[str, tf.Tensor], expected: Mapping[str, tf.Tensor]) ->
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     _write(tmp_path, 20)
     read = store.read(tmp_path, 20)
-    assert read.about == About(step=20, time=123.456, notes=NOTES)
-    assert store.about(tmp_path, 20) == read.about
+    assert read.metadata == Metadata(step=20, time=123.456, notes=NOTES)
+    assert store.metadata(tmp_path, 20) == read.metadata
     assert _same(read.values, _values())
 
 
@@ -61,13 +61,13 @@ def test_a_checkpoint_is_what_tensorflow_reads(tmp_path: Path) -> None:
     assert json.loads(reader.get_tensor("/about"))["step"] == 1
 
 
-def _found(folder: Path, about: About, values: Mapping[str, tf.Tensor]) -> bool:
+def _found(folder: Path, metadata: Metadata, values: Mapping[str, tf.Tensor]) -> bool:
     """Returns whether damage is found; if it is not, all must be as it was."""
     try:
         read = store.read(folder, 1)
     except DamagedError:
         return True
-    assert read.about == about
+    assert read.metadata == metadata
     assert _same(read.values, values)
     return False
 
@@ -77,13 +77,13 @@ def test_every_flipped_bit_is_found_or_changes_nothing(
     file: str, tmp_path: Path
 ) -> None:
     path = _write(tmp_path, 1) / file
-    whole, about = path.read_bytes(), store.about(tmp_path, 1)
+    whole, metadata = path.read_bytes(), store.metadata(tmp_path, 1)
     found = []
     for i in range(len(whole)):
         for bit in (0, 7):
             changed = whole[i] ^ (1 << bit)
             path.write_bytes(whole[:i] + bytes([changed]) + whole[i + 1 :])
-            found.append(_found(tmp_path, about, _values()))
+            found.append(_found(tmp_path, metadata, _values()))
     if file == "state.index":
         # TensorFlow does not read an empty block at the end, and what pads the rest.
         assert found.count(False) <= 2 * 61
@@ -109,7 +109,7 @@ def test_damage_to_a_large_index_is_found(tmp_path: Path) -> None:
     one = tf.constant(1.0)
     values = {f"{i:04}{'x' * 300}": one for i in range(2000)}
     path = _write(tmp_path, 1, **values) / "state.index"
-    whole, about = path.read_bytes(), store.about(tmp_path, 1)
+    whole, metadata = path.read_bytes(), store.metadata(tmp_path, 1)
     assert (
         len(
             tf.train.load_checkpoint(
@@ -120,16 +120,16 @@ def test_damage_to_a_large_index_is_found(tmp_path: Path) -> None:
     )
     for i in range(0, len(whole) - 61, len(whole) // 20):
         path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
-        assert _found(tmp_path, about, values), i
+        assert _found(tmp_path, metadata, values), i
 
 
 def test_what_a_checkpoint_says_of_itself_is_read_without_its_values(
     tmp_path: Path,
 ) -> None:
     path = _write(tmp_path, 1) / "state.data-00000-of-00001"
-    about = store.about(tmp_path, 1)
-    path.write_bytes(path.read_bytes()[:-1])  # The first tensor by name is `/about`.
-    assert store.about(tmp_path, 1) == about
+    metadata = store.metadata(tmp_path, 1)
+    path.write_bytes(path.read_bytes()[:-1])  # The first tensor by name is `/metadata`.
+    assert store.metadata(tmp_path, 1) == metadata
     with pytest.raises(DamagedError):
         store.read(tmp_path, 1)
 
@@ -142,11 +142,11 @@ def test_one_of_a_later_version_is_refused_and_stays(
         later.setattr(store, "FORMAT", store.FORMAT + 1)
         _write(tmp_path, 2)
     words = r"of format 2 to 3; that in .*step-00000002 is of format 4\. Go on"
-    for read in (store.read, store.about):
+    for read in (store.read, store.metadata):
         with pytest.raises(CheckpointError, match=words):
             read(tmp_path, 2)
     with pytest.raises(CheckpointError, match=words):
-        newest_whole(tmp_path, set_aside=True)
+        latest_valid(tmp_path, set_aside=True)
     assert store.steps(tmp_path) == [1, 2]
 
 
@@ -163,7 +163,7 @@ def test_one_of_the_format_before_is_read(
     monkeypatch.setattr(store, "FORMAT", 2)
     _write(tmp_path, 1)
     monkeypatch.undo()
-    assert store.about(tmp_path, 1).step == 1
+    assert store.metadata(tmp_path, 1).step == 1
 
 
 WRONG: dict[str, Any] = {
@@ -193,9 +193,9 @@ def test_one_that_says_what_cannot_be_is_moved_aside_as_damaged(
     if isinstance(changed, dict):
         changed = json.dumps({**json.loads(text), **changed})
     store.write_tensors(at, {"/about": changed, **_values()})
-    newest = newest_whole(tmp_path, set_aside=True)
+    newest = latest_valid(tmp_path, set_aside=True)
     assert newest is not None
-    assert newest.about.step == 1
+    assert newest.metadata.step == 1
     assert store.steps(tmp_path) == [1]
     assert (tmp_path / "damaged-0-step-00000002").is_dir()
 
@@ -210,5 +210,5 @@ def test_lack_of_memory_is_no_damage(
 
     monkeypatch.setattr(tf.raw_ops, "RestoreV2", fail)
     with pytest.raises(tf.errors.ResourceExhaustedError):
-        newest_whole(tmp_path, set_aside=True)
+        latest_valid(tmp_path, set_aside=True)
     assert store.steps(tmp_path) == [1]

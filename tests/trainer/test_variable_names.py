@@ -34,7 +34,7 @@ def _model(num_stages: int, **optimizer: object) -> tfgpipe.PipelinedModel:
 
 
 def test_names_are_those_of_the_layers_in_any_cut() -> None:
-    names = {num: list(variable_names.everything(_model(num))) for num in (1, 2, 3)}
+    names = {num: list(variable_names.all_variables(_model(num))) for num in (1, 2, 3)}
     assert names[1] == names[2] == names[3]
     assert names[1][:4] == [
         "dense/kernel",
@@ -65,7 +65,7 @@ def test_names_are_those_of_the_plain_model(functional: bool) -> None:
 
 def test_every_variable_has_a_name_of_its_own() -> None:
     model = _model(2, use_ema=True, gradient_accumulation_steps=2)
-    named = variable_names.everything(model)
+    named = variable_names.all_variables(model)
     assert len({id(v) for v in named.values()}) == len(named)
     rate = [v for v in model.optimizer.variables if v.path.endswith("learning_rate")]
     expected = {id(v) for v in (*model.variables, *model.optimizer.variables)}
@@ -85,12 +85,12 @@ def test_averages_are_shown_and_taken_back_exactly() -> None:
     x = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
     for _ in range(3):
         model.train_on_batch(x, x[:, :3])
-    pairs = variable_names.averages(variable_names.everything(model))
+    pairs = variable_names.averages(variable_names.all_variables(model))
     assert len(pairs) == len(model.trainable_variables)
     before = [keras.ops.convert_to_numpy(weight) for weight, _ in pairs]
     averages = [keras.ops.convert_to_numpy(average) for _, average in pairs]
     assert not np.array_equal(before[0], averages[0])
-    with variable_names.averaged(model):
+    with variable_names.ema_weights(model):
         for (weight, _), average in zip(pairs, averages, strict=True):
             np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), average)
     for (weight, average), value, kept in zip(pairs, before, averages, strict=True):
@@ -100,14 +100,14 @@ def test_averages_are_shown_and_taken_back_exactly() -> None:
 
 def test_copies_do_not_change_with_what_they_are_of() -> None:
     model = _model(2)
-    copies = variable_names.copies(variable_names.everything(model))
+    copies = variable_names.snapshot(variable_names.all_variables(model))
     before = {name: value.numpy().copy() for name, value in copies.items()}
     x = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
     for _ in range(3):
         model.train_on_batch(x, x[:, :3])
     for name, value in copies.items():
         np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
-    after = variable_names.copies(variable_names.everything(model))
+    after = variable_names.snapshot(variable_names.all_variables(model))
     assert not np.array_equal(after["dense/kernel"], before["dense/kernel"])
 
 
@@ -140,5 +140,5 @@ def test_a_guarded_optimizer_leaves_out_what_is_not_finite() -> None:
     after = [keras.ops.convert_to_numpy(v) for v in (*own, *optimizer.variables[:-2])]
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert int(optimizer.num_left_out) == 1
+    assert int(optimizer.num_skipped) == 1
     assert keras.ops.convert_to_numpy(optimizer.was_finite).tolist() == [False, True]

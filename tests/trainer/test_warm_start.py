@@ -38,7 +38,7 @@ def trained(
 
 
 def _weights(model: keras.Model) -> dict[str, np.ndarray]:
-    copied = variable_names.copies(variable_names.weights(model))
+    copied = variable_names.snapshot(variable_names.weights(model))
     return {name: value.numpy() for name, value in copied.items()}
 
 

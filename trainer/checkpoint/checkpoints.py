@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe_trainer.checkpoint import store, variable_names
-from tfgpipe_trainer.checkpoint.store import About, Checkpoint, DamagedError
+from tfgpipe_trainer.checkpoint.store import Checkpoint, DamagedError, Metadata
 from tfgpipe_trainer.config import Saving
 from tfgpipe_trainer.errors import CheckpointError
 from tfgpipe_trainer.hosts import Coordinator
@@ -27,7 +27,7 @@ from tfgpipe_trainer.hyperparams import HyperparameterError
 from tfgpipe_trainer.progress import report
 
 
-def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
+def latest_valid(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
     """Reads the last checkpoint that is as it was written, telling what is not.
 
     Args:
@@ -65,7 +65,7 @@ def load(checkpoint: Checkpoint, model: keras.Model) -> None:
     Raises:
         HyperparameterError: If it is of another model or optimizer.
     """
-    variables = variable_names.everything(model)
+    variables = variable_names.all_variables(model)
     shapes = {name: tuple(x.shape) for name, x in checkpoint.values.items()}
     ours = {name: tuple(v.shape) for name, v in variables.items()}
     for what, difference in (
@@ -81,7 +81,7 @@ def load(checkpoint: Checkpoint, model: keras.Model) -> None:
             rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise HyperparameterError(
                 "Expected a checkpoint of this model and this optimizer, shards "
-                f"included; that of step {checkpoint.about.step} {what} "
+                f"included; that of step {checkpoint.metadata.step} {what} "
                 f"{', '.join(names[:5])}{rest}. Give the run's own hyperparameters, or "
                 "begin a new run with its weights by --set=warm_start.path=DIR."
             )
@@ -114,7 +114,7 @@ class Checkpoints:
         self._waiting: queue.Queue[Checkpoint | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
 
-    def restore(self) -> About | None:
+    def restore(self) -> Metadata | None:
         """Restores the last checkpoint that is whole and returns what it says.
 
         Raises:
@@ -124,18 +124,18 @@ class Checkpoints:
         if checkpoint is None:
             return None
         load(checkpoint, self._model)
-        self._asked = self._written = checkpoint.about.step
-        return checkpoint.about
+        self._asked = self._written = checkpoint.metadata.step
+        return checkpoint.metadata
 
     def copy(self, step: int, notes: Mapping[str, Any]) -> Checkpoint:
         """Returns a checkpoint of the model after `step` steps."""
-        values = variable_names.copies(variable_names.everything(self._model))
-        about = About(step=step, time=time.time(), notes=dict(notes))
-        return Checkpoint(about=about, values=values)
+        values = variable_names.snapshot(variable_names.all_variables(self._model))
+        metadata = Metadata(step=step, time=time.time(), notes=dict(notes))
+        return Checkpoint(metadata=metadata, values=values)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint, or has it written."""
-        step = checkpoint.about.step
+        step = checkpoint.metadata.step
         if step == self._asked:
             return
         self._asked = step
@@ -185,8 +185,10 @@ class Checkpoints:
         newest = None
         if self.coordinator.hosts.is_chief:
             store.sweep(self._folder)
-            newest = newest_whole(self._folder, set_aside=True)
-        step = self.coordinator.with_chief(-1 if newest is None else newest.about.step)
+            newest = latest_valid(self._folder, set_aside=True)
+        step = self.coordinator.with_chief(
+            -1 if newest is None else newest.metadata.step
+        )
         if newest is not None or step == -1:
             return newest
         try:
@@ -202,26 +204,27 @@ class Checkpoints:
             self._write(checkpoint)
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        about = checkpoint.about
+        metadata = checkpoint.metadata
         try:
             while True:
                 try:
                     store.write(self._folder, checkpoint)
                     break
                 except (OSError, tf.errors.OpError) as error:
-                    if not store.is_disk_full(error) or not self._makes_room(about):
+                    if not store.is_disk_full(error) or not self._makes_room(metadata):
                         raise
-            self._written = about.step
-            for step in self._superfluous(about, keep=self._saving.keep):
+            self._written = metadata.step
+            for step in self._steps_to_delete(metadata, keep=self._saving.keep):
                 store.remove_step(self._folder, step)
         except Exception as error:  # Whatever it is, training is not to wait for it.
             reason = str(error).partition("\n")[0]
             report(
-                f"The checkpoint of step {about.step} could not be written: {reason}. "
+                f"The checkpoint of step {metadata.step} could not be written: "
+                f"{reason}. "
                 "Training goes on without it."
             )
 
-    def _makes_room(self, coming: About) -> bool:
+    def _makes_room(self, coming: Metadata) -> bool:
         """Removes the oldest checkpoint that one yet to be written makes superfluous.
 
         Beside that one, the last that is there stays, and all that `saving` keeps for
@@ -229,7 +232,7 @@ class Checkpoints:
 
         Returns: True if there was one.
         """
-        going = self._superfluous(coming, keep=2)
+        going = self._steps_to_delete(coming, keep=2)
         if not going:
             return False
         report(
@@ -239,7 +242,7 @@ class Checkpoints:
         store.remove_step(self._folder, going[0])
         return True
 
-    def _superfluous(self, newest: About, *, keep: int) -> list[int]:
+    def _steps_to_delete(self, newest: Metadata, *, keep: int) -> list[int]:
         """Returns the steps of checkpoints that may go, the oldest first.
 
         Args:
@@ -250,8 +253,8 @@ class Checkpoints:
         for step in store.steps(self._folder):
             # It is reported when it is needed.
             with contextlib.suppress(DamagedError, CheckpointError):
-                times[step] = store.about(self._folder, step).time
-        return store.superfluous(
+                times[step] = store.metadata(self._folder, step).time
+        return store.steps_to_delete(
             times,
             keep=keep,
             keep_hours=self._saving.keep_hours,

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfgpipe_trainer.devices import here
+from tfgpipe_trainer.devices import host_device
 from tfgpipe_trainer.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class DamagedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class About:
+class Metadata:
     """The description that a checkpoint has of itself.
 
     Attributes:
@@ -75,15 +75,15 @@ class Checkpoint:
     """A checkpoint in memory.
 
     Attributes:
-        about: Its description.
+        metadata: Its description.
         values: The values of variables, by name.
     """
 
-    about: About
+    metadata: Metadata
     values: Mapping[str, tf.Tensor]
 
 
-def place(folder: Path, step: int) -> Path:
+def path_of(folder: Path, step: int) -> Path:
     """Returns the path of the checkpoint of a step, whether it is there or not."""
     return folder / f"step-{step:08}"
 
@@ -96,7 +96,7 @@ def steps(folder: Path) -> list[int]:
         int(match[1])
         for path in folder.iterdir()
         if (match := _NAME.fullmatch(path.name))
-        and place(folder, int(match[1])) == path
+        and path_of(folder, int(match[1])) == path
     )
 
 
@@ -104,7 +104,7 @@ def misnamed(folder: Path) -> list[Path]:
     """Returns paths that look like checkpoints, but have not the names of steps."""
     if not folder.is_dir():
         return []
-    known = {place(folder, step) for step in steps(folder)}
+    known = {path_of(folder, step) for step in steps(folder)}
     return sorted(
         path
         for path in folder.iterdir()
@@ -132,7 +132,7 @@ def writing(folder: Path, step: int) -> Iterator[Path]:
         yield aside
         for path in (*aside.iterdir(), aside):
             flush(path)
-        target = place(folder, step)
+        target = path_of(folder, step)
         remove(target)
         aside.rename(target)
         flush(folder)
@@ -150,12 +150,12 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     """
     body = {
         "format": FORMAT,
-        **dataclasses.asdict(checkpoint.about),
+        **dataclasses.asdict(checkpoint.metadata),
         # TensorFlow's list of names is shorter, without an error, if a block of the
         # index is damaged; a name that is looked up and not found is an error.
         "tensors": {name: x.dtype.name for name, x in checkpoint.values.items()},
     }
-    with writing(folder, checkpoint.about.step) as aside:
+    with writing(folder, checkpoint.metadata.step) as aside:
         write_tensors(aside, {_ABOUT: json.dumps(body), **checkpoint.values})
 
 
@@ -167,7 +167,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, tf.Tensor | str]) -> None:
     """
     import tensorflow as tf
 
-    with tf.device(here()):
+    with tf.device(host_device()):
         tf.raw_ops.SaveV2(
             prefix=str(folder / _PREFIX),
             tensor_names=list(tensors),
@@ -176,14 +176,14 @@ def write_tensors(folder: Path, tensors: Mapping[str, tf.Tensor | str]) -> None:
         )
 
 
-def about(folder: Path, step: int) -> About:
+def metadata(folder: Path, step: int) -> Metadata:
     """Returns the description of a checkpoint, without reading its values.
 
     Raises:
         DamagedError: If that is not as it was written.
         CheckpointError: If a later version has written it.
     """
-    return _about(_read_body(place(folder, step), step))
+    return _metadata(_read_body(path_of(folder, step), step))
 
 
 def read(folder: Path, step: int) -> Checkpoint:
@@ -193,13 +193,15 @@ def read(folder: Path, step: int) -> Checkpoint:
         DamagedError: If it is not as it was written.
         CheckpointError: If a later version has written it.
     """
-    at = place(folder, step)
+    at = path_of(folder, step)
     body = _read_body(at, step)
-    return Checkpoint(about=_about(body), values=_read_tensors(at, body["tensors"]))
+    return Checkpoint(
+        metadata=_metadata(body), values=_read_tensors(at, body["tensors"])
+    )
 
 
-def _about(body: Mapping[str, Any]) -> About:
-    return About(step=body["step"], time=body["time"], notes=body["notes"])
+def _metadata(body: Mapping[str, Any]) -> Metadata:
+    return Metadata(step=body["step"], time=body["time"], notes=body["notes"])
 
 
 def _read_body(at: Path, step: int) -> dict[str, Any]:
@@ -241,7 +243,7 @@ def _read_tensors(at: Path, dtypes: Mapping[str, str]) -> dict[str, tf.Tensor]:
     except TypeError as error:
         raise DamagedError(f"its values cannot be read: {error}") from None
     try:
-        with tf.device(here()):
+        with tf.device(host_device()):
             tensors = tf.raw_ops.RestoreV2(
                 prefix=str(at / _PREFIX),
                 tensor_names=list(dtypes),
@@ -266,12 +268,12 @@ def elsewhere(folder: Path) -> dict[int, float]:
 def write_elsewhere(folder: Path, times: Mapping[int, float]) -> None:
     """Notes the checkpoints of a remote run that are not here, by step."""
     if times or (folder / _ELSEWHERE).exists():
-        replace(folder / _ELSEWHERE, json.dumps(times))
+        atomic_write(folder / _ELSEWHERE, json.dumps(times))
 
 
 def remove_step(folder: Path, step: int) -> None:
     """Removes the checkpoint of a step, here or elsewhere."""
-    remove(place(folder, step))
+    remove(path_of(folder, step))
     others = elsewhere(folder)
     if others.pop(step, None) is not None:
         write_elsewhere(folder, others)
@@ -287,7 +289,7 @@ def remove(path: Path) -> None:
 
 def set_aside(folder: Path, step: int) -> Path:
     """Moves a damaged checkpoint out of the way and returns where it is now."""
-    at = place(folder, step)
+    at = path_of(folder, step)
     number = 0
     while (target := folder / f"damaged-{number}-{at.name}").exists():
         number += 1
@@ -310,7 +312,7 @@ def discard(path: Path) -> None:
             path.unlink()
 
 
-def replace(path: Path, content: str | bytes) -> None:
+def atomic_write(path: Path, content: str | bytes) -> None:
     """Replaces what is in a file: whoever looks finds the old or the new.
 
     Raises:
@@ -332,7 +334,7 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def superfluous(
+def steps_to_delete(
     times: Mapping[int, float],
     *,
     keep: int,
@@ -345,9 +347,9 @@ def superfluous(
     the first on: those that stay are far enough apart, whatever has gone before.
 
     >>> times = {1: 0.0, 2: 1800.0, 3: 3600.0, 4: 5400.0}
-    >>> superfluous(times, keep=1)
+    >>> steps_to_delete(times, keep=1)
     [1, 2, 3]
-    >>> superfluous(times, keep=1, keep_hours=1)
+    >>> steps_to_delete(times, keep=1, keep_hours=1)
     [2]
 
     Args:

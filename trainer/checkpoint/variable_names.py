@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe_trainer.devices import here
+from tfgpipe_trainer.devices import host_device
 
 State = dict[str, keras.Variable]
 
@@ -66,7 +66,7 @@ def _number(part: str) -> int:
     return int(match[1]) if match else 0
 
 
-def everything(model: keras.Model) -> State:
+def all_variables(model: keras.Model) -> State:
     """Returns the `weights` and the optimizer's variables, by name."""
     named = weights(model)
     # A slot is called after the whole path of its weight.
@@ -102,9 +102,9 @@ def averages(state: State) -> list[tuple[keras.Variable, keras.Variable]]:
 
 
 @contextlib.contextmanager
-def averaged(model: keras.Model) -> Iterator[None]:
+def ema_weights(model: keras.Model) -> Iterator[None]:
     """Puts the averages of weights in their place, if the optimizer keeps them."""
-    pairs = averages(everything(model))
+    pairs = averages(all_variables(model))
     own = [keras.ops.convert_to_numpy(weight) for weight, _ in pairs]
     for weight, average in pairs:
         weight.assign(average)
@@ -115,9 +115,9 @@ def averaged(model: keras.Model) -> Iterator[None]:
             weight.assign(value)
 
 
-def copies(state: State) -> dict[str, tf.Tensor]:
+def snapshot(state: State) -> dict[str, tf.Tensor]:
     """Returns copies of all values, on the host, that later steps do not change."""
-    with tf.device(here()):
+    with tf.device(host_device()):
         return {
             name: tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(v.value))
             for name, v in state.items()

@@ -17,7 +17,7 @@ import tfgpipe
 from tfgpipe import quantization
 from tfgpipe_trainer import files, remote_run, run_dir
 from tfgpipe_trainer.checkpoint import store, variable_names
-from tfgpipe_trainer.checkpoint.checkpoints import newest_whole
+from tfgpipe_trainer.checkpoint.checkpoints import latest_valid
 from tfgpipe_trainer.config import WarmStart
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.hyperparams import HyperparameterError
@@ -104,7 +104,7 @@ def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]
     if re.fullmatch(r"step-\d+", path.name):
         return _of_checkpoint(path)
     folder = run_dir.checkpoints(path)
-    newest = newest_whole(folder)
+    newest = latest_valid(folder)
     if newest is None:
         raise HyperparameterError(
             "warm_start.path: expected the folder of a run, a step-* folder among its "

@@ -16,7 +16,7 @@ from tfgpipe_trainer import evaluate as evaluation
 from tfgpipe_trainer import evaluators, hooks, run_dir
 from tfgpipe_trainer import train as loop
 from tfgpipe_trainer.checkpoint import store, variable_names
-from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
+from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints, latest_valid, load
 from tfgpipe_trainer.commands.job import Job
 from tfgpipe_trainer.errors import CheckpointError
 from tfgpipe_trainer.experiment import Experiment
@@ -37,7 +37,7 @@ def train(job: Job) -> None:
     coordinator = Coordinator(model, job.hosts)
     place = run_dir.checkpoints(job.folder)
     saved = Checkpoints(place, model, experiment.checkpoint, coordinator)
-    with job.hosts.writing(job.folder) as own:
+    with job.hosts.output_dir(job.folder) as own:
         loop.train(experiment, model, own, saved, job.stopping, options)
     if experiment.training.export and job.hosts.count == 1:
         write_files(experiment, model, job.folder)
@@ -101,7 +101,7 @@ def evaluate(job: Job) -> None:
     baselines = hooks.call(experiment, "baselines")
     evaluation.show_comparison(experiment, measured, baselines)
     further = hooks.call(experiment, "evaluators")
-    with variable_names.averaged(model):
+    with variable_names.ema_weights(model):
         values = evaluators.measured(further, [*further], model)
     if values:
         print(evaluators.line(values), flush=True)
@@ -122,7 +122,7 @@ def export(job: Job) -> None:
 def _load(job: Job) -> None:
     checkpoint = _chosen(job.flags.checkpoint, run_dir.checkpoints(job.folder))
     load(checkpoint, job.model)
-    print(f"The checkpoint of step {checkpoint.about.step}.", flush=True)
+    print(f"The checkpoint of step {checkpoint.metadata.step}.", flush=True)
 
 
 def _chosen(text: str, folder: Path) -> store.Checkpoint:
@@ -131,9 +131,9 @@ def _chosen(text: str, folder: Path) -> store.Checkpoint:
     Raises:
         CheckpointError: If there is no such checkpoint, or it is damaged.
     """
-    newest = newest_whole(folder)
+    newest = latest_valid(folder)
     assert newest is not None  # The folder holds a run.
-    best = newest.about.notes["best_step"]
+    best = newest.metadata.notes["best_step"]
     if text == "latest":
         return newest
     if text == "best" and best is None:
@@ -151,7 +151,7 @@ def _chosen(text: str, folder: Path) -> store.Checkpoint:
     try:
         return store.read(folder, step)
     except store.DamagedError as error:
-        if not store.place(folder, step).exists():
+        if not store.path_of(folder, step).exists():
             return _chosen(text, folder)  # A run that goes on has removed it meanwhile.
         raise CheckpointError(
             f"The checkpoint of step {step} is damaged: {error}."
@@ -175,7 +175,7 @@ def write_files(
         model: Its model, trained.
         folder: The run's; files are written to `export` in it.
     """
-    target = run_dir.writable(folder / "export")
+    target = run_dir.ensure_writable(folder / "export")
     for left in target.glob(".export-*"):  # Of a process that was killed.
         store.discard(left)
     print(f"\nExporting to {target}.", flush=True)
@@ -224,7 +224,7 @@ def _write_safetensors(plain: keras.Model, path: Path) -> None:
 
 def plain_copy(model: tfgpipe.PipelinedModel) -> keras.Model:
     """Returns a model without its pipeline, of averaged weights if there are."""
-    with variable_names.averaged(model):
+    with variable_names.ema_weights(model):
         return quantization.plain_copy(model)
 
 

@@ -50,7 +50,7 @@ def _show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
     if folder is None:
         print(f"\n{draw_memory(grid)}", flush=True)
         return
-    tfgpipe.plot_mesh(grid, path=run_dir.writable(folder) / "mesh.png")
+    tfgpipe.plot_mesh(grid, path=run_dir.ensure_writable(folder) / "mesh.png")
     print(f"\nWho holds what is drawn in {folder / 'mesh.png'}.", flush=True)
 
 
@@ -131,7 +131,7 @@ def benchmark(job: Job) -> None:
         f"first step  {clock.ends[0] - started:8.1f} s, tracing included",
         f"step        {1000 * median:8.1f} ms, the median of {len(seconds)}; half of "
         f"them from {1000 * low:.1f} to {1000 * high:.1f}",
-        f"speed       {experiment.tokens_per_step / median:8,.0f} {unit}s a second",
+        f"speed       {experiment.units_per_step / median:8,.0f} {unit}s a second",
     ]
     with tempfile.TemporaryDirectory() as folder:
         # One goes before those that are timed.

@@ -23,16 +23,21 @@ from tfgpipe_params.translate.synthetic import (
     Reversals,
     write_date,
 )
-from tfgpipe_params.translate.text_pairs import MadePairs, Pair, PairFiles
+from tfgpipe_params.translate.text_pairs import Pair, PairFiles, SyntheticPairs
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
-TASKS: dict[str, Callable[..., MadePairs]] = {"reversals": Reversals, "dates": Dates}
+TASKS: dict[str, Callable[..., SyntheticPairs]] = {
+    "reversals": Reversals,
+    "dates": Dates,
+}
 
 task = pytest.mark.parametrize("make", TASKS.values(), ids=TASKS)
 
 
 @task
-def test_a_pair_depends_on_seed_and_index_alone(make: Callable[..., MadePairs]) -> None:
+def test_a_pair_depends_on_seed_and_index_alone(
+    make: Callable[..., SyntheticPairs],
+) -> None:
     forwards = [make(seed=3).pair(i) for i in range(20)]
     backwards = [make(seed=3, num_pairs=7).pair(i) for i in reversed(range(20))]
     assert forwards == backwards[::-1]
@@ -41,7 +46,7 @@ def test_a_pair_depends_on_seed_and_index_alone(make: Callable[..., MadePairs]) 
 
 
 @task
-def test_no_target_is_in_both_splits(make: Callable[..., MadePairs]) -> None:
+def test_no_target_is_in_both_splits(make: Callable[..., SyntheticPairs]) -> None:
     pairs = make(num_pairs=3000)
     train, validation = pairs.read("train"), pairs.read("validation")
     assert len(train) + len(validation) == 3000
@@ -50,7 +55,7 @@ def test_no_target_is_in_both_splits(make: Callable[..., MadePairs]) -> None:
 
 
 @task
-def test_lengths_are_the_longest_there_are(make: Callable[..., MadePairs]) -> None:
+def test_lengths_are_the_longest_there_are(make: Callable[..., SyntheticPairs]) -> None:
     pairs = make(num_pairs=4000)
     every = pairs.read("train") + pairs.read("validation")
     assert max(len(pair.source) for pair in every) == pairs.source_length
@@ -180,7 +185,7 @@ def test_lines_that_are_no_pairs_are_named_and_left_out(
     path = tmp_path / "pairs"
     path.write_bytes(b"a\tb\nnothing\n\xe4\tb\nabcde\tb\nc\td\n")
     pairs = PairFiles(files=str(path), longest_source=4, max_bad_records=3)
-    assert list(pairs.every()) == [Pair("a", "b"), Pair("c", "d")]
+    assert list(pairs.all()) == [Pair("a", "b"), Pair("c", "d")]
     told = capsys.readouterr().err.splitlines()
     assert told == [
         f"Bad record, not used: {path} line 2: expected SOURCE, a tab, TARGET; "
@@ -191,7 +196,7 @@ def test_lines_that_are_no_pairs_are_named_and_left_out(
         "none of them a control character; received 'abcde'.",
     ]
     with pytest.raises(HyperparameterError, match=r"^data\.max_bad_records: expected"):
-        list(PairFiles(files=str(path), longest_source=4, max_bad_records=2).every())
+        list(PairFiles(files=str(path), longest_source=4, max_bad_records=2).all())
 
 
 SENTENCES = [
@@ -207,7 +212,7 @@ def test_sentences_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + text.encode("utf-8"))
     code = (
         "import sys; from tfgpipe_params.translate.text_pairs import PairFiles\n"
-        f"pairs = list(PairFiles(files={str(path)!r}).every())\n"
+        f"pairs = list(PairFiles(files={str(path)!r}).all())\n"
         "print(ascii([(p.source, p.target) for p in pairs]))"
     )
     run = subprocess.run(
@@ -244,7 +249,7 @@ def test_a_long_line_that_is_no_pair_is_shown_in_part(
 ) -> None:
     (tmp_path / "pairs.tsv").write_text(f"{line}\na\tb\n")
     pairs = PairFiles(files=str(tmp_path / "pairs.tsv"))
-    assert pairs.every() == [Pair("a", "b")]
+    assert pairs.all() == [Pair("a", "b")]
     said = capsys.readouterr().err
     assert "and 99,9" in said
     assert len(said) < 1000

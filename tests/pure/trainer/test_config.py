@@ -53,7 +53,7 @@ def test_options_of_a_pipeline_are_those_of_its_configuration() -> None:
 def test_every_named_schedule_deals_its_stages() -> None:
     hints = typing.get_type_hints(Pipelining)
     each = {
-        name: Pipelining(num_stages=4, schedule=name).num_stages_each
+        name: Pipelining(num_stages=4, schedule=name).resolved_stages_per_device
         for name in typing.get_args(hints["schedule"])
     }
     ones = ("gpipe", "1f1b", "zero_bubble", "eager_1f1b", "auto")

@@ -23,8 +23,8 @@ def test_every_hook_is_a_method_of_experiments() -> None:
     ("hook", "returned"),
     [
         ("baselines", {"bigram": 2.5, "other": 3}),
-        ("other_units", {"byte": 0.5}),
-        ("digests", {"data.files": "ab12"}),
+        ("report_units", {"byte": 0.5}),
+        ("file_hashes", {"data.files": "ab12"}),
         ("quantize_rules", {int: object()}),
         ("baselines", {}),
     ],
@@ -38,9 +38,9 @@ def test_a_value_that_fits_is_returned(hook: str, returned: Any) -> None:
     [
         ("baselines", None, "a dict of numbers"),
         ("baselines", {"bigram": "2.5"}, "a dict of numbers"),
-        ("other_units", {"byte": 0}, "a dict of numbers above 0"),
-        ("other_units", {"byte": "1"}, "a dict of numbers above 0"),
-        ("digests", {"data.files": 12}, "a dict of strings"),
+        ("report_units", {"byte": 0}, "a dict of numbers above 0"),
+        ("report_units", {"byte": "1"}, "a dict of numbers above 0"),
+        ("file_hashes", {"data.files": 12}, "a dict of strings"),
         ("quantize_rules", [], "a dict"),
     ],
 )
@@ -49,4 +49,16 @@ def test_any_other_is_refused(hook: str, returned: Any, expected: str) -> None:
         hooks.call(mine(hook, returned), hook)
     assert str(error.value) == (
         f"Mine: expected `{hook}()` to return {expected}; received {returned!r}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [("other_units", "report_units"), ("tokens_per_step", "units_per_step")],
+)
+def test_a_method_by_its_former_name_is_refused(former: str, name: str) -> None:
+    with pytest.raises(HyperparameterError) as error:
+        hooks.refuse_former(type("Mine", (Experiment,), {former: lambda _: {}}))
+    assert str(error.value) == (
+        f"Mine: expected `{name}`; received its former name `{former}`."
     )

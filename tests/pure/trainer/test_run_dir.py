@@ -35,7 +35,7 @@ def test_following_waits_for_a_run_that_begins(
 
     def train() -> None:
         time.sleep(0.2)
-        with run_dir.held(tmp_path):
+        with run_dir.lock(tmp_path):
             time.sleep(0.2)
             begun.set()
             (tmp_path / "params.txt").touch()
@@ -54,7 +54,7 @@ def test_following_waits_for_a_run_that_begins(
 def test_a_folder_on_a_disk_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_dir.writable(tmp_path / "a" / "b").is_dir()
+    assert run_dir.ensure_writable(tmp_path / "a" / "b").is_dir()
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
     def fail(**arguments: object) -> None:
@@ -62,7 +62,7 @@ def test_a_folder_on_a_disk_that_cannot_be_written_is_refused(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", fail)
     with pytest.raises(UsageError, match=f"{tmp_path} cannot: Read-only file system"):
-        run_dir.writable(tmp_path)
+        run_dir.ensure_writable(tmp_path)
 
 
 def test_decoding_needs_something_to_decode(

@@ -143,7 +143,7 @@ def test_joined_sources_are_numbered_on() -> None:
 
 def test_a_part_keeps_the_names_of_the_whole() -> None:
     whole = sources.Arrays(np.zeros((5, 1, 1)), np.arange(5), name="file")
-    part = sources.Part(whole, np.array([1, 4]))
+    part = sources.Subset(whole, np.array([1, 4]))
     assert len(part) == 2
     assert part.name(1) == "file record 4"
     assert part.read(1)[1] == 4

@@ -23,7 +23,7 @@ from tfgpipe_trainer.errors import CheckpointError
 def write(folder: Path, step: int, data: bytes = b"values") -> Path:
     with store.writing(folder, step) as aside:
         (aside / "data").write_bytes(data)
-    return store.place(folder, step)
+    return store.path_of(folder, step)
 
 
 def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ TIMES = st.dictionaries(
     TIMES, st.integers(1, 5), st.none() | st.floats(0, 100), st.none() | st.integers()
 )
 def test_the_last_and_the_best_always_stay(times, keep, keep_hours, best):
-    gone = store.superfluous(times, keep=keep, keep_hours=keep_hours, best=best)
+    gone = store.steps_to_delete(times, keep=keep, keep_hours=keep_hours, best=best)
     left = sorted(set(times) - set(gone))
     assert left[-keep:] == sorted(times)[-keep:]
     assert best not in gone
@@ -120,7 +120,7 @@ def test_what_stays_for_good_does_not_depend_on_what_has_gone(times, hours):
     there: dict[int, float] = {}
     for step in sorted(times):
         there[step] = times[step]
-        for gone in store.superfluous(there, keep=2, keep_hours=hours):
+        for gone in store.steps_to_delete(there, keep=2, keep_hours=hours):
             del there[gone]
     for_good = [there[step] for step in sorted(there)[:-2]]
     apart = [b - a for a, b in itertools.pairwise(for_good)]

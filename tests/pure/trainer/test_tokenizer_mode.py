@@ -111,7 +111,7 @@ def test_a_run_refuses_another_file_in_place_of_its_tokenizer(
     folder = tmp_path / "run"
     folder.mkdir()
     experiment = override(find("lm.Tiny")(), [f"data.tokenizer={name}"])
-    run_dir.settle(folder, name="lm.Tiny", experiment=experiment)
+    run_dir.write_params(folder, name="lm.Tiny", experiment=experiment)
     (folder / "checkpoints" / "step-00000001").mkdir(parents=True)
     run_dir.check(folder, name="lm.Tiny", experiment=experiment)
     run_dir.check_files(folder, experiment)
@@ -125,6 +125,6 @@ def test_a_run_refuses_another_file_in_place_of_its_tokenizer(
         assert error.startswith(f"{folder} holds a run of other {what} (its -> yours):")
         assert "\nsha256 of data.tokenizer: " in error
     # Asked for, the change is kept.
-    run_dir.settle(folder, name="lm.Tiny", experiment=experiment)
+    run_dir.write_params(folder, name="lm.Tiny", experiment=experiment)
     run_dir.check_files(folder, experiment)
     assert "sha256 of data.tokenizer: " in (folder / "changes.txt").read_text()
