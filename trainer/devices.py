@@ -111,7 +111,9 @@ def start_tensorflow(
         from tfgpipe import cluster
 
         try:
-            return cluster.connect(workers)
+            return cluster.connect(
+                workers, replica=hosts.index, num_replicas=hosts.count
+            )
         except ValueError as error:
             raise UsageError(f"--cluster: {error}") from None
     if gpus and device == "auto":
@@ -195,6 +197,8 @@ def scope(
         return contextlib.nullcontext()
     import tfgpipe
 
+    if hosts.count > 1 and hosts.role is not None:
+        return tfgpipe.PipelineStrategy(num_stages=pipelining.num_stages).scope()
     if hosts.count > 1:
         num_stages = pipelining.num_stages
         return tfgpipe.MultiWorkerPipelineStrategy(num_stages=num_stages).scope()

@@ -20,6 +20,8 @@ from tfgpipe_trainer.experiment import Experiment, find, known_experiments
 from tfgpipe_trainer.files import is_remote
 
 MODES = tuple(each for each in COMMANDS if each != "smoke_test")
+# What may have started this process among others.
+ENGINES = ("slurm",)
 # The command in a checkout.
 PROGRAM = "python -m trainer"
 
@@ -67,7 +69,7 @@ Trains an experiment: python -m trainer --params=NAME
   --allow_changes go on with DIR's run with other hyperparameters
   --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
   --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
-  --hosts=HOST:PORT,... --host_index=I  a replica on each host; this is the I-th
+  --hosts=HOST:PORT,... --host_index=I  or --cluster=slurm, by srun  one of many
   --device=cpu    train on the CPU;  --target=h100-80g  inspect for that device
   --sweep=A.B=X,Y  a run for each value;  --sweep_index=I  the I-th alone
 Exit status
@@ -104,6 +106,16 @@ class Flags:
     help: bool
     compared: tuple[str, ...] = ()
     started: float = dataclasses.field(default_factory=time.time)
+
+    @property
+    def engine(self) -> str:
+        """The engine that has started this process, if --cluster names one."""
+        return self.cluster if self.cluster in ENGINES else ""
+
+    @property
+    def workers(self) -> str:
+        """The workers of --cluster, if it names these."""
+        return "" if self.engine else self.cluster
 
     def experiment(self) -> Experiment:
         """Returns the experiment of --params, changed by --set.

@@ -1,22 +1,23 @@
-"""The hosts that train together, each with a replica in a process of its own.
+"""The hosts that train together, each with a replica, or with a part of its stages.
 
-The first of them, the chief, writes the run's folder and says how it goes. The others
-make the same steps, each with its rows of every batch; what they write goes with them.
-All read the run's checkpoints, so all must see its folder.
+The first of them, the chief, writes the run's folder and says how it goes. Those of
+other replicas make the same steps, each with its rows of every batch; what they write
+goes with them. All read the run's checkpoints, so all must see its folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfgpipe import cluster
+from tfgpipe.cluster import engines
+from tfgpipe.cluster.engines import Role
 from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import Pipelining
 from tfgpipe_trainer.errors import DivergedError, StoppedError, UsageError
@@ -27,20 +28,21 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-_VARIABLE = "TF_CONFIG"
-
-
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """This host among those of a run.
+    """This process among those of a run, each with a replica.
 
     Attributes:
         index: Its number, from 0.
-        count: Number of hosts.
+        count: Number of processes with a replica.
+        role: This process among those with the stages of all replicas, where each
+            replica has some: a worker on each of them, and the first of a replica's its
+            client as well.
     """
 
     index: int = 0
     count: int = 1
+    role: Role | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -48,26 +50,64 @@ class Hosts:
         return self.index == 0
 
     @property
+    def is_client(self) -> bool:
+        """True unless this process has nothing but a part of a replica's stages."""
+        return self.role is None or self.role.index % self._num_workers == 0
+
+    @property
+    def workers(self) -> str:
+        """The addresses of workers, if there are any."""
+        return ",".join(self.role.workers) if self.role else ""
+
+    @property
     def shard(self) -> HostShard:
         """The rows of each batch that this host trains on."""
         return HostShard(self.index, self.count)
 
+    @property
+    def _num_workers(self) -> int:
+        """The number of workers of a replica."""
+        return len(self.role.workers) // self.count if self.role else 1
+
     def check(self, pipelining: Pipelining) -> None:
-        """Checks that there is a host for each replica.
+        """Checks that replicas and their stages can be on these hosts.
 
         Raises:
-            HyperparameterError: If not, or if a replica is more than stages.
+            HyperparameterError: If not.
         """
-        if self.count == 1:
-            return
-        wanted = {"num_replicas": self.count, "num_shards": 1, "shard_replicas": "none"}
+        wanted: dict[str, object] = {}
+        if self.count > 1:
+            wanted = {"num_replicas": self.count, "shard_replicas": "none"}
+            wanted["num_shards"] = 1
         for name, value in wanted.items():
             received = getattr(pipelining, name)
             if received != value:
                 raise HyperparameterError(
-                    f"pipelining.{name}: expected {value} for {self.count} hosts, each "
-                    f"of which has one replica, of stages alone; received {received}."
+                    f"pipelining.{name}: expected {value} for {self.count} replicas on "
+                    f"hosts of their own, of stages alone; received {received}."
                 )
+        each = pipelining.num_devices // self.count
+        if each % self._num_workers:
+            raise HyperparameterError(
+                f"pipelining.num_stages: expected stages on a multiple of "
+                f"{self._num_workers} devices, as a replica has so many processes; "
+                f"received stages on {each}."
+            )
+
+    def start_worker(self, pipelining: Pipelining) -> None:
+        """Starts the worker of this process, a client, if it has one."""
+        if self.role is not None:
+            engines.start_worker(self.role, **self._of_worker(pipelining))
+
+    def run_worker(self, pipelining: Pipelining) -> int:
+        """Runs the worker of this process, no client; returns its exit status."""
+        assert self.role is not None
+        return engines.run_worker(self.role, **self._of_worker(pipelining))
+
+    def _of_worker(self, pipelining: Pipelining) -> dict[str, int]:
+        assert self.role is not None
+        devices = pipelining.num_devices // len(self.role.workers)
+        return {"devices": devices, "num_replicas": self.count}
 
     @contextlib.contextmanager
     def chief_stdout(self) -> Iterator[None]:
@@ -100,26 +140,29 @@ class Hosts:
 ALONE = Hosts()
 
 
-def find_hosts(listed: str, index: int | None) -> Hosts:
-    """Returns this host, by flags or else by the variable `TF_CONFIG`.
-
-    Where flags say it, the variable is set, which TensorFlow reads.
+def find_role(listed: str, index: int | None, *, engine: str = "") -> Role | None:
+    """Returns this process among those of a run, or None if it is alone.
 
     Args:
-        listed: `"HOST:PORT,HOST:PORT"`, or empty.
+        listed: `"HOST:PORT,HOST:PORT"`, or empty for what `TF_CONFIG` says.
         index: The number of this one, from 0, or None.
+        engine: `"slurm"`, or empty.
 
     Raises:
         UsageError: If they are wrong.
     """
-    if not listed:
-        if index is not None:
-            raise UsageError(
-                "Expected --hosts=HOST:PORT,..., which --host_index=I is of."
-            )
-        return _configured(os.environ.get(_VARIABLE, ""))
+    if index is not None and not listed:
+        raise UsageError("Expected --hosts=HOST:PORT,..., which --host_index=I is of.")
     try:
-        workers = [str(address) for address in cluster.parse_addresses(listed)]
+        if engine:
+            role = engines.slurm_role()
+            return role if len(role.workers) > 1 else None
+        if not listed:
+            return engines.tf_config_role()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    try:
+        workers = tuple(map(str, cluster.parse_addresses(listed)))
     except ValueError as error:
         raise UsageError(f"--hosts: {error}") from None
     if index is None or not 0 <= index < len(workers):
@@ -127,49 +170,35 @@ def find_hosts(listed: str, index: int | None) -> Hosts:
             f"Expected --host_index=I, from 0 to {len(workers) - 1}, which of --hosts "
             f"this is; received {'none' if index is None else index}."
         )
-    os.environ[_VARIABLE] = json.dumps(
-        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-    )
-    return Hosts(index, len(workers))
+    return Role(workers, index)
 
 
-def _configured(text: str) -> Hosts:
-    if not text:
+def of_role(role: Role | None, pipelining: Pipelining) -> Hosts:
+    """Returns the hosts of a run, which are its replicas, or parts of them.
+
+    As many as replicas are these, and TensorFlow reads of them in `TF_CONFIG`; a
+    multiple of the replicas has their stages.
+
+    Raises:
+        HyperparameterError: If they are neither, or replicas cannot be on them.
+    """
+    if role is None:
         return ALONE
-    try:
-        config = json.loads(text)
-        tasks = {kind: own for kind, own in config.get("cluster", {}).items() if own}
-        task = config.get("task", {"type": "worker", "index": 0})
-        if not all(
-            isinstance(own, list) and all(isinstance(each, str) for each in own)
-            for own in tasks.values()
-        ):
-            raise ValueError("its cluster has something else than lists of addresses")
-        if sum(map(len, tasks.values())) < 2:
-            return ALONE
-        if [*tasks] != ["worker"]:
-            raise ValueError(
-                f"its cluster has {' and '.join(tasks)}, not workers alone"
-            )
-        workers = tasks["worker"]
-        if task["type"] != "worker" or str(task["index"]) not in map(
-            str, range(len(workers))
-        ):
-            raise ValueError(f"its task is {task}")
-    except (
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:
-        raise UsageError(
-            f"Expected {_VARIABLE} to list workers, and to say which this is, as "
-            '{"cluster": {"worker": ["10.0.0.5:4000", "10.0.0.6:4000"]}, '
-            '"task": {"type": "worker", "index": 0}}; '
-            f"received {text!r}: {error}."
-        ) from None
-    return Hosts(int(task["index"]), len(workers))
+    number, num_replicas = len(role.workers), pipelining.num_replicas
+    if number % num_replicas:
+        raise HyperparameterError(
+            f"pipelining.num_replicas: expected {number}, the number of hosts, or a "
+            f"divisor of it, each replica with as many of them; received "
+            f"{num_replicas}."
+        )
+    if number == num_replicas:
+        os.environ[engines.TF_CONFIG] = role.tf_config
+        found = Hosts(role.index, number)
+    else:
+        os.environ.pop(engines.TF_CONFIG, None)
+        found = Hosts(role.index * num_replicas // number, num_replicas, role)
+    found.check(pipelining)
+    return found
 
 
 class Coordinator:
@@ -206,7 +235,7 @@ class Coordinator:
             build: Makes those of a host's rows.
         """
         shard = self.hosts.shard
-        if self.hosts.count == 1:
+        if self.hosts.count == 1 or self.hosts.role is not None:
             return build(shard)
         return self._strategy.distribute_datasets_from_function(lambda _: build(shard))
 
@@ -216,17 +245,31 @@ class Coordinator:
 
         if self.hosts.count == 1:
             return dataset
+        if self.hosts.role is not None:
+            return dataset.map(self._own_rows)
         options = tf.data.Options()
         policies = tf.data.experimental.AutoShardPolicy
         options.experimental_distribute.auto_shard_policy = policies.DATA
         return dataset.with_options(options)
 
+    def _own_rows(self, *batch: Any) -> Any:
+        """Returns this host's rows of a batch, the last of which may be smaller."""
+        import keras
+        import tensorflow as tf
+
+        index, count = self.hosts.index, self.hosts.count
+
+        def rows(x: tf.Tensor) -> tf.Tensor:
+            size = tf.shape(x)[0]
+            return x[size * index // count : size * (index + 1) // count]
+
+        return keras.tree.map_structure(rows, batch if len(batch) > 1 else batch[0])
+
     def _sums(self, numbers: Sequence[int]) -> list[int]:
         import tensorflow as tf
 
         def on_replica(own: tf.Tensor) -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(own))
+            return self._strategy.sum_over_replicas(tf.identity(own))
 
         if self._sum is None:
             self._sum = tf.function(
@@ -234,4 +277,5 @@ class Coordinator:
                 reduce_retracing=True,
             )
         own = tf.constant(list(map(int, numbers)), tf.int64)
-        return [int(number) for number in self._sum(own).numpy()]
+        with cluster.collective_step():
+            return [int(number) for number in self._sum(own).numpy()]

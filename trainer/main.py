@@ -96,10 +96,16 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
 def _run(flags: Flags, signals: contextlib.ExitStack, argv: Sequence[str]) -> int:
     if flags.mode in commands.WITHOUT_MODEL:
         return commands.find(flags.mode)(flags) or 0
-    run_hosts = hosts.find_hosts(flags.hosts, flags.host_index)
-    _check_mode(run_hosts, flags)
+    role = hosts.find_role(flags.hosts, flags.host_index, engine=flags.engine)
+    run_hosts = hosts.ALONE
+    if role is not None:
+        _check_mode(len(role.workers), flags)
+        pipelining = flags.experiment().pipelining
+        run_hosts = hosts.of_role(role, pipelining)
+        if not run_hosts.is_client:
+            return run_hosts.run_worker(pipelining)
     # Of several hosts each may have another working directory.
-    usual = not flags.logdir and run_hosts.count == 1 and bool(flags.params)
+    usual = not flags.logdir and role is None and bool(flags.params)
     if usual and flags.mode in (*commands.TRAINING, *commands.OF_CHECKPOINTS):
         flags = dataclasses.replace(flags, logdir=str(Path("runs", flags.params)))
     if flags.sweep:
@@ -164,7 +170,6 @@ def _run_in(
     else:
         experiment = flags.experiment()
     if run_hosts.count > 1:
-        run_hosts.check(experiment.pipelining)
         run_hosts.shard.rows(experiment.training.batch_size)
     with contextlib.ExitStack() as stack:
         stack.enter_context(run_hosts.chief_stdout())
@@ -258,17 +263,15 @@ def _logdir(flags: Flags) -> Path:
     return Path(flags.logdir)
 
 
-def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
+def _check_mode(num_hosts: int, flags: Flags) -> None:
     """Refuses what several hosts do not do."""
-    if run_hosts.count == 1:
-        return
     if flags.mode not in commands.TRAINING or flags.smoke_test:
         what = "--smoke_test" if flags.smoke_test else f"--mode={flags.mode}"
         raise UsageError(
-            f"Expected one host for {what}; received {run_hosts.count}: several train "
-            "alone. Leave out --hosts, or TF_CONFIG."
+            f"Expected one host for {what}; received {num_hosts}: several train "
+            "alone. Leave out --hosts, --cluster=slurm, or TF_CONFIG."
         )
-    if flags.cluster or flags.tpu:
+    if flags.workers or flags.tpu:
         raise UsageError(
             "Expected one of --hosts, or TF_CONFIG, and --cluster and --tpu; received "
             "several of them."
@@ -278,11 +281,12 @@ def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
 @contextlib.contextmanager
 def _workers(flags: Flags, experiment: Experiment, run_hosts: Hosts) -> Iterator[None]:
     """Starts TensorFlow, and tells errors that come of lost workers from others."""
+    run_hosts.start_worker(experiment.pipelining)
     connected = devices.start_tensorflow(
         experiment.pipelining,
         hosts=run_hosts,
         tpu=flags.tpu,
-        workers=flags.cluster,
+        workers=flags.workers or run_hosts.workers,
         # What is inspected for another device is traced on the CPU.
         device="cpu" if flags.target else flags.device,
     )

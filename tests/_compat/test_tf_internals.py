@@ -82,6 +82,18 @@ def test_a_variable_is_colocated_with_devices_of_a_strategy(devices):
     assert [copy.device[-5:] for copy in copies] == list(devices), MOVED
 
 
+def test_a_strategy_reads_datasets_where_it_is_told_to():
+    """Its devices stand for those of another host."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:5"])
+    host = "/job:worker/replica:0/task:0/device:CPU:0"
+    strategy.extended._input_workers_devices = ((host, ("CPU:5",)),)
+    tf_internals.read_datasets_here(strategy)
+    dataset = tf.data.Dataset.range(2)
+    # On a host that is not there no iterator could be made.
+    (first, second) = strategy.experimental_distribute_dataset(dataset)
+    assert (int(first), int(second)) == (0, 1), MOVED
+
+
 def test_a_strategy_makes_a_variable_on_one_replica_alone():
     strategy = tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2)
     with strategy.scope(), strategy_lib.device_scope(("CPU:5",)):

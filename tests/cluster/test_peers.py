@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import running
-from tfgpipe.cluster import health, processes, server
+from tfgpipe.cluster import addresses, health, processes, server
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import EX_TEMPFAIL, ClusterError, WorkerUnavailable
 
@@ -118,6 +118,15 @@ def test_when_one_hangs_the_others_end(tmp_path: Path, which: int) -> None:
         assert "is gone: it has been silent for 3 s. This process" in said
         hanging.send_signal(signal.SIGCONT)
         assert hanging.wait(10) == EX_TEMPFAIL
+
+
+def test_those_that_have_met_still_answer_for_their_health(tmp_path: Path) -> None:
+    with running_processes(tmp_path, "waits", "waits") as found:
+        (process, _), *_ = found
+        workers = addresses.parse_addresses(process.args[-3])
+        statuses = [health.ask(each, seconds=5) for each in workers]
+    assert [status.index for status in statuses] == [0, 1]
+    assert {status.state for status in statuses} == {"ready"}
 
 
 def test_when_one_is_killed_the_others_end_at_once(tmp_path: Path) -> None:

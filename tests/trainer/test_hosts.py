@@ -17,6 +17,8 @@ from tests.helpers.fresh_processes import Program
 from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
+from tfgpipe.cluster.engines import workers
+from tfgpipe.cluster.engines.roles import Role
 from tfgpipe_trainer import hosts
 from tfgpipe_trainer.batches import HostShard
 from tfgpipe_trainer.config import Pipelining
@@ -41,18 +43,38 @@ def configured(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_flags_say_which_host_it_is_and_tell_tensorflow(configured) -> None:
-    assert hosts.find_hosts("10.0.0.5:4000,10.0.0.6:4000", 1) == Hosts(1, 2)
+    role = hosts.find_role("10.0.0.5:4000,10.0.0.6:4000", 1)
+    assert hosts.of_role(role, Pipelining(num_replicas=2)) == Hosts(1, 2)
     assert json.loads(os.environ["TF_CONFIG"]) == {
         "cluster": {"worker": ["10.0.0.5:4000", "10.0.0.6:4000"]},
         "task": {"type": "worker", "index": 1},
     }
-    assert hosts.find_hosts("", None) == Hosts(1, 2)
+    assert hosts.find_role("", None) == role
+
+
+@pytest.mark.parametrize(
+    ("index", "replica", "is_client"), [(0, 0, True), (1, 0, False), (2, 1, True)]
+)
+def test_replicas_that_are_fewer_than_hosts_span_several(
+    configured, index: int, replica: int, is_client: bool
+) -> None:
+    role = hosts.find_role("a:4000,b:4000,c:4000,d:4000", index)
+    found = hosts.of_role(role, Pipelining(num_replicas=2, num_stages=4))
+    assert (found.index, found.count, found.is_client) == (replica, 2, is_client)
+    assert found.workers == "a:4000,b:4000,c:4000,d:4000"
+    # TensorFlow would take it for another kind of cluster.
+    assert "TF_CONFIG" not in os.environ
+    arguments = found._of_worker(Pipelining(num_replicas=2, num_stages=4))
+    options = workers._options(role, *arguments.values())
+    assert (options.port, options.devices, options.index) == (4000, 2, index)
+    assert options.host == "0.0.0.0"
 
 
 def test_one_host_is_alone(configured) -> None:
-    assert hosts.find_hosts("", None) == hosts.ALONE
+    assert hosts.find_role("", None) is None
     configured({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
-    assert hosts.find_hosts("", None) == hosts.ALONE
+    assert hosts.find_role("", None) is None
+    assert hosts.of_role(None, Pipelining()) == hosts.ALONE
     assert hosts.ALONE.is_chief
     assert hosts.ALONE.shard == HostShard(0, 1)
 
@@ -72,7 +94,7 @@ def test_one_host_is_alone(configured) -> None:
 )
 def test_wrong_flags_are_refused(configured, listed, index, words) -> None:
     with pytest.raises(UsageError) as error:
-        hosts.find_hosts(listed, index)
+        hosts.find_role(listed, index)
     assert words in str(error.value)
 
 
@@ -83,27 +105,21 @@ def test_wrong_flags_are_refused(configured, listed, index, words) -> None:
         "[]",
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}},
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "ps", "index": 0}},
-        {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}},
-        # Each would train alone, and all in one folder.
-        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}},
+        {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}},
         {"cluster": {"worker": "localhost:1"}},
-        {"cluster": {"worker": [1, 2]}},
-        {
-            "cluster": {"worker": ["a:1", "b:1"]},
-            "task": {"type": "worker", "index": 1.9},
-        },
     ],
 )
 def test_a_configuration_that_says_nothing_is_refused(configured, config) -> None:
     configured(config)
     with pytest.raises(UsageError, match=r"^Expected TF_CONFIG to list workers"):
-        hosts.find_hosts("", None)
+        hosts.find_role("", None)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "pipelining.num_replicas: expected 2 for 2 hosts"),
+        ({}, "pipelining.num_stages: expected stages on a multiple of 2 devices"),
+        ({"num_replicas": 3}, "pipelining.num_replicas: expected 2, the number of"),
         ({"num_replicas": 2, "num_shards": 2}, "pipelining.num_shards: expected 1"),
         (
             {"num_replicas": 2, "shard_replicas": "slots"},
@@ -111,11 +127,13 @@ def test_a_configuration_that_says_nothing_is_refused(configured, config) -> Non
         ),
     ],
 )
-def test_what_hosts_cannot_share_is_refused(changes, words) -> None:
+def test_what_hosts_cannot_share_is_refused(configured, changes, words) -> None:
+    role = Role(("a:4000", "b:4000"), 0)
     with pytest.raises(HyperparameterError) as error:
-        Hosts(0, 2).check(Pipelining(**changes))
+        hosts.of_role(role, Pipelining(**changes))
     assert str(error.value).startswith(words)
-    Hosts(0, 2).check(Pipelining(num_replicas=2))
+    hosts.of_role(role, Pipelining(num_replicas=2))
+    hosts.of_role(role, Pipelining(num_stages=2))
 
 
 @pytest.mark.parametrize(

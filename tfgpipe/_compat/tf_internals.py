@@ -79,6 +79,21 @@ def colocation(devices: tuple[str, ...]) -> Any:
     return numpy_dataset.SingleDevice(devices[0])
 
 
+def read_datasets_here(strategy: tf.distribute.Strategy) -> None:
+    """Has a mirrored strategy on other hosts' devices read datasets in this process.
+
+    By itself it makes their iterators on the first of those hosts, which then calls
+    functions of datasets back here, and two clients of the same hosts wait for each
+    other.
+    """
+    with tf.device("CPU:0"):
+        here = tf.constant(0).device
+    extended = strategy.extended
+    extended._input_workers_devices = tuple(
+        (here, devices) for _, devices in extended._input_workers_devices
+    )
+
+
 def set_heartbeat_timeout(cluster: tf.train.ClusterSpec, seconds: float) -> None:
     """Sets the seconds of silence after which TensorFlow takes a process for dead.
 

@@ -73,6 +73,8 @@ def _add_worker(commands: Any) -> None:
     cluster = "the list of all workers, for replicas that are processes"
     add("--cluster", type=_addresses, metavar="LIST", help=cluster)
     add("--index", type=_count, metavar="I", help="index in this list, from 0")
+    add("--once", action="store_true", help="end with the first client")
+    add("--exits_with_parent", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_launch(commands: Any) -> None:

@@ -43,7 +43,8 @@ def exit_with_parent() -> None:
     """Ends this process once its standard input closes.
 
     The kernel closes it when the parent is gone, also by `kill -9`, which no signal
-    handler sees. Ctrl-C is left to the parent.
+    handler sees. Signals that a terminal or an engine sends to all processes of a job
+    are left to the parent.
     """
 
     def wait() -> None:
@@ -51,5 +52,6 @@ def exit_with_parent() -> None:
             pass
         os._exit(0)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=wait, daemon=True, name="parent watch").start()

@@ -181,7 +181,10 @@ class _Processes(Peers):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """The processes after this one can ask for sessions meanwhile."""
+        """The processes after this one can ask for sessions, and all for its health.
+
+        To the end of this process, unless an error is raised inside.
+        """
         own = self._addresses[self._index]
         host = own.host if own.is_loopback else ""
         try:
@@ -197,9 +200,10 @@ class _Processes(Peers):
         ).start()
         try:
             yield
-        finally:
+        except BaseException:
             server.shutdown()
             server.server_close()
+            raise
 
     def status(self) -> Status:
         """Returns the status of this process."""

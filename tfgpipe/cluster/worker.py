@@ -31,12 +31,16 @@ from typing import IO, Any
 
 from tfgpipe.cluster import addresses, health
 from tfgpipe.cluster.addresses import parse_addresses
-from tfgpipe.cluster.health import Status
+from tfgpipe.cluster.errors import EX_TEMPFAIL, exit_with_parent
+from tfgpipe.cluster.health import Deadline, Status
 from tfgpipe.cluster.session_server import Answer, SessionServer
 
 LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
+# How long a worker of a job waits for its client, which imports and reads meanwhile.
+_FIRST_CLIENT_SECONDS = 600.0
+_NO_CLIENT = f"no client has come within {_FIRST_CLIENT_SECONDS:.0f} s"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,9 @@ class WorkerOptions:
         devices: Into how many devices the CPU is split.
         cluster: The list of all workers, for clients that are replicas.
         index: The index of this one in it.
+        once: True to end with its first client, which has to come within minutes: so
+            does a process of a job that some engine has started.
+        exits_with_parent: True to end once its standard input closes.
 
     Raises:
         ValueError: If the list does not have the port at the index.
@@ -59,6 +66,8 @@ class WorkerOptions:
     devices: int = 1
     cluster: str | None = None
     index: int | None = None
+    once: bool = False
+    exits_with_parent: bool = False
 
     def __post_init__(self) -> None:
         """Checks the list."""
@@ -91,6 +100,16 @@ class WorkerOptions:
         return [f"--cluster={self.workers}", f"--index={self.index}"]
 
     @property
+    def arguments(self) -> list[str]:
+        """The command line of these options, after `python -m tfgpipe.cluster`."""
+        flags = [name for name in ("once", "exits_with_parent") if getattr(self, name)]
+        return [
+            *("worker", f"--port={self.port}", f"--host={self.host}"),
+            *(f"--devices={self.devices}", *self.listed),
+            *(f"--{name}" for name in flags),
+        ]
+
+    @property
     def is_loopback(self) -> bool:
         """True if other hosts are to find the ports closed."""
         return self.host in LOOPBACK
@@ -98,6 +117,8 @@ class WorkerOptions:
 
 def run(options: WorkerOptions) -> int:
     """Runs a worker until it is told to stop, and returns its exit status."""
+    if options.exits_with_parent:
+        exit_with_parent()
     for port in (options.port, options.port + 1):
         if addresses.is_taken(port):
             return _failed(
@@ -214,6 +235,10 @@ class _Worker:
                 server.end()
                 if reason is None:
                     return 0
+                if self._options.once and (server.clients or reason is _NO_CLIENT):
+                    self._say(f"{reason}: it ends")
+                    is_client_gone = bool(server.clients) and not server.present
+                    return 0 if is_client_gone else EX_TEMPFAIL
                 failures = 0 if server.devices else failures + 1
                 if failures == _MAX_FAILURES:
                     return _failed(f"TensorFlow's server does not come up: {reason}.")
@@ -302,10 +327,13 @@ class _Worker:
     def _watch(self, server: _Server) -> str | None:
         """Returns the reason of a server's end; None to stop for good."""
         announced = False
+        first_client = Deadline(_FIRST_CLIENT_SECONDS)
         while True:
             with contextlib.suppress(queue.Empty):
                 whose, reason = self._events.get(timeout=0.1)
                 if whose is None:
+                    if self._options.once and server.present:
+                        continue  # Its client, which is to end as well, ends it.
                     return None
                 if whose is server:
                     return reason
@@ -319,6 +347,8 @@ class _Worker:
             if server.devices and not announced:
                 announced = True
                 self._say(f"ready: {_count(server.devices)}, process {server.pid}")
+            if self._options.once and first_client.is_over and not server.clients:
+                return _NO_CLIENT
 
     def _say(self, text: str) -> None:
         address = f"{self._options.host}:{self._options.port}"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfgpipe import cluster as cluster_lib
+from tfgpipe._compat import tf_internals
 from tfgpipe._util import argument_checks
 from tfgpipe.devices import Mesh, check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
@@ -140,6 +141,8 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, ReplicatedStrategy):
             # stage's.
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
+        if cluster_lib.Cluster.current is not None:
+            tf_internals.read_datasets_here(self)
 
     @property
     def num_replicas_in_sync(self) -> int:

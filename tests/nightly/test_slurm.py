@@ -1,0 +1,183 @@
+"""Runs under a real Slurm: each form of a run, preempted, drained and cancelled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster import slurm as slurms
+from tests.cluster.slurm import Slurm
+from tests.trainer import runs
+from tfgpipe_trainer.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240.0
+STAGES = {"pipelining__num_stages": 2, "training__num_steps": 30}
+REPLICAS = {**STAGES, "pipelining__num_replicas": 2}
+
+pytestmark = pytest.mark.skipif(
+    not slurms.is_installed(), reason="needs Debian's slurm-wlm and munge"
+)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurms.running(tmp_path_factory.mktemp("slurm") / "own") as found:
+        yield found
+
+
+def script(name: str, folder: Path, *, module: str = "trainer") -> str:
+    """Returns the file of an example, for the Python and the module of this test."""
+    text = (ROOT / "examples" / "slurm" / name).read_text()
+    assert text.count("python -m trainer") >= 1
+    changed = text.replace("python -m trainer --", f"{sys.executable} -m {module} --")
+    path = folder / name
+    path.write_text(changed)
+    return str(path)
+
+
+def same(one: Path, other: Path, **tolerance: float) -> None:
+    """Compares all losses and measurements of two runs."""
+    expected, received = runs.timeless(one), runs.timeless(other)
+    assert [r.keys() for r in received] == [r.keys() for r in expected]
+    for was, found in zip(expected, received, strict=True):
+        np.testing.assert_allclose([*found.values()], [*was.values()], **tolerance)
+
+
+def trained_here(tmp_path: Path, **changes: object) -> Path:
+    assert (
+        main(["trainer", *runs.flags(**changes), f"--logdir={tmp_path / 'one'}"]) == 0
+    )
+    return tmp_path / "one"
+
+
+def wait_for_steps(folder: Path, step: int, log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not (folder / "metrics.jsonl").exists() or (
+        max((step for step, _ in runs.losses(folder)), default=0) < step
+    ):
+        assert time.monotonic() < deadline, log.read_text() if log.exists() else ""
+        time.sleep(0.1)
+
+
+def left(folder: Path) -> str:
+    """Returns the processes of a run that are there."""
+    found = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True)
+    return "".join(
+        line
+        for line in found.stdout.splitlines(keepends=True)
+        if str(folder) in line or "tfgpipe.cluster worker" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "tasks", "rtol"),
+    [(STAGES, 2, 0), (REPLICAS, 2, 2e-5), (REPLICAS, 4, 2e-5)],
+    ids=["stages", "replicas", "replicas of stages"],
+)
+def test_a_run_of_each_form_is_that_of_one_process(
+    changes: dict[str, int], tasks: int, rtol: float, slurm: Slurm, tmp_path: Path
+) -> None:
+    log, two = tmp_path / "log", tmp_path / "two"
+    command = [sys.executable, "-m", "trainer", *runs.flags(**changes)]
+    process = slurm.start(
+        *("srun", "-N2", f"-n{tasks}", *command, "--cluster=slurm"),
+        f"--logdir={two}",
+        log=log,
+    )
+    assert process.wait(PATIENCE) == 0, log.read_text()
+    same(trained_here(tmp_path, **changes), two, rtol=rtol)
+    assert not left(two)
+
+
+@pytest.mark.parametrize("tasks", [2, 4])
+def test_a_job_that_is_put_back_goes_on(
+    tasks: int, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = STAGES if tasks == 2 else REPLICAS
+    slurm.environment["STEP_SECONDS"] = "0.3"
+    two, log = tmp_path / "two", tmp_path / "log"
+    job = slurm.submit(
+        f"--ntasks={tasks}",
+        f"--ntasks-per-node={tasks // 2}",
+        f"--output={log}",
+        script("train.sbatch", tmp_path, module="tests.trainer.slow_run"),
+        *runs.flags(**changes),
+        f"--logdir={two}",
+    )
+    wait_for_steps(two, 5, log)
+    slurm.call("scontrol", "requeue", job)
+    slurm.wait(job, ["PENDING"], PATIENCE)
+    slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
+    slurm.wait(job, ["COMPLETED"], PATIENCE)
+    assert "Going on from step" in log.read_text()
+    same(trained_here(tmp_path, **changes), two, rtol=0 if tasks == 2 else 2e-5)
+    assert not left(two)
+
+
+def test_a_drained_node_ends_a_run_that_goes_on_when_it_is_back(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm.environment["STEP_SECONDS"] = "0.3"
+    two, log = tmp_path / "two", tmp_path / "log"
+    job = slurm.submit(
+        f"--output={log}",
+        script("train.sbatch", tmp_path, module="tests.trainer.slow_run"),
+        *runs.flags(**STAGES),
+        f"--logdir={two}",
+    )
+    wait_for_steps(two, 5, log)
+    slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    # What the time limit does as well: steps are told, and the script puts it back.
+    slurm.call("scancel", "--signal=TERM", job)
+    slurm.wait(job, ["PENDING"], PATIENCE)
+    assert "Stopped, with all saved" in log.read_text()
+    slurm.call("scontrol", "update", "nodename=n1", "state=resume")
+    slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
+    slurm.wait(job, ["COMPLETED"], PATIENCE)
+    same(trained_here(tmp_path, **STAGES), two, rtol=0)
+    assert not left(two)
+
+
+def test_nothing_is_left_of_a_job_that_is_cancelled(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm.environment["STEP_SECONDS"] = "0.3"
+    two, log = tmp_path / "two", tmp_path / "log"
+    job = slurm.submit(
+        f"--output={log}",
+        script("train.sbatch", tmp_path, module="tests.trainer.slow_run"),
+        *runs.flags(**STAGES),
+        f"--logdir={two}",
+    )
+    wait_for_steps(two, 3, log)
+    slurm.call("scancel", job)
+    slurm.wait(job, ["CANCELLED"], PATIENCE)
+    deadline = time.monotonic() + 60
+    while left(two):
+        assert time.monotonic() < deadline, left(two)
+        time.sleep(0.2)
+    assert slurm.field(job, "JobState") == "CANCELLED"
+
+
+def test_an_array_is_a_sweep(slurm: Slurm, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    job = slurm.submit(
+        "--array=0-1",
+        f"--output={tmp_path / 'log'}",
+        script("sweep.sbatch", tmp_path),
+        *runs.flags(training__num_steps=4),
+        f"--logdir={folder}",
+        "--sweep=seed=1,2",
+    )
+    deadline = time.monotonic() + PATIENCE
+    while slurm.call("squeue", "--noheader").strip():
+        assert time.monotonic() < deadline, job
+        time.sleep(0.5)
+    assert [len(runs.losses(folder / f"seed={i}")) for i in (1, 2)] == [4, 4]

@@ -1,0 +1,95 @@
+"""The manifests of Kubernetes: valid, and with commands that are those of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tfgpipe.cluster.engines.roles import Role
+from tfgpipe_trainer import flags, hosts
+
+FOLDER = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
+# The oldest and the newest that the validator has of those still supported.
+VERSIONS = ("1.30", "1.33")
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def job_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the job that a manifest has, or that a JobSet makes."""
+    if document["kind"] == "Job":
+        return document
+    (replicated,) = document["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 1
+    name = f"{document['metadata']['name']}-{replicated['name']}-0"
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        **replicated["template"],
+    }
+
+
+def jobs() -> list[Any]:
+    found = [documents("job.yaml")[1], documents("jobset.yaml")[0]]
+    return [pytest.param(job_of(x), id=x["kind"]) for x in found]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", ["job.yaml", "jobset.yaml"])
+def test_manifests_fit_their_schema(name: str, version: str) -> None:
+    """Those of Kubernetes itself; of a JobSet the job that it makes."""
+    validator = pytest.importorskip("kubernetes_validate")
+    for document in documents(name):
+        known = job_of(document) if document["kind"] == "JobSet" else document
+        validator.validate(known, version, strict=True)
+
+
+@pytest.mark.parametrize("job", jobs())
+def test_each_pod_finds_its_role(job: dict[str, Any], monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    name, number = job["metadata"]["name"], spec["completions"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["parallelism"] == number
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    for index in range(number):
+        # As the kubelet does with what the job's controller sets.
+        command = [
+            each.replace("$(JOB_COMPLETION_INDEX)", str(index))
+            for each in container["command"]
+        ]
+        read = flags.parse(command[2:])
+        role = hosts.find_role(read.hosts, read.host_index)
+        # A pod's own name, and that of its service.
+        workers = tuple(f"{name}-{i}.train:{ports['tensors']}" for i in range(number))
+        assert role == Role(workers, index)
+        found = hosts.of_role(role, read.experiment().pipelining)
+        assert found.is_client == (index == 0)
+    assert ports["health"] == ports["tensors"] + 1
+
+
+@pytest.mark.parametrize("job", jobs())
+def test_pods_that_would_fail_again_are_not_restarted(job: dict[str, Any]) -> None:
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    statuses = {line.split()[0] for line in flags.HELP.splitlines()[-4:]}
+    assert rule["onExitCodes"]["values"] == [1, 2, 3]
+    assert "1" in statuses or "2" in statuses
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "jobset.yaml"])
+def test_ports_are_open_to_the_job_alone(name: str) -> None:
+    (policy,) = (x for x in documents(name) if x["kind"] == "NetworkPolicy")
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    (rule,) = policy["spec"]["ingress"]
+    assert rule == {"from": [{"podSelector": {"matchLabels": chosen}}]}
+    (job,) = (job_of(x) for x in documents(name) if x["kind"] in ("Job", "JobSet"))
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert labels.items() >= chosen.items()
