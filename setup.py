@@ -125,6 +125,8 @@ setup(
             "mlflow-skinny>=3,<4",
             # A server of S3, for the tests of remote folders.
             "moto[s3]>=5.1,<6",
+            "kubernetes-validate>=1.33,<2",
+            "pyyaml>=6,<7",
             "mypy>=1.11",
             "nbclient>=0.10,<1",
             "pyarrow>=17",

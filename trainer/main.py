@@ -32,13 +32,13 @@ from tfgpipe_trainer.preemption import ExitGuard, Stopping
 def main(argv: Sequence[str]) -> int:
     """Runs a command line and returns the exit status: see `flags.HELP`."""
     with contextlib.ExitStack() as signals:
-        return _status(argv, signals)
+        return _announced(_status(argv, signals))
 
 
 def run_program(argv: Sequence[str]) -> NoReturn:
     """Runs a command line and ends the process with the exit status."""
     end = ExitGuard()
-    end.settle(_status(argv, end.signals))
+    end.settle(_announced(_status(argv, end.signals)))
     sys.exit(end.status)
 
 
@@ -46,6 +46,13 @@ def command() -> NoReturn:
     """Runs `tfgpipe-train`, for which the working directory is on the path as well."""
     sys.path.insert(0, "")
     run_program(sys.argv)
+
+
+def _announced(status: int) -> int:
+    """Returns an exit status, which workers of this process are told."""
+    if cluster.Cluster.current is not None:
+        cluster.Cluster.current.announce_exit(status)
+    return status
 
 
 def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:

@@ -120,6 +120,23 @@ def test_when_one_hangs_the_others_end(tmp_path: Path, which: int) -> None:
         assert hanging.wait(10) == EX_TEMPFAIL
 
 
+def test_a_process_does_not_go_on_before_the_others_have_its_answer() -> None:
+    """TensorFlow's start, which is next, would let no thread give it."""
+    members = addresses.parse_addresses(listed(2))
+    first = processes._Processes(members, 0)
+    asked = {**processes._Processes(members, 1)._asked, "token": "", "replica": 1}
+    answer = first.grant(asked, "127.0.0.1:9")
+    assert answer.code == 200
+    with pytest.raises(WorkerUnavailable, match="it has not called"):
+        first.wait(health.Deadline(0.1))
+    ours, theirs = socket.socketpair()
+    assert answer.serve is not None
+    serve, begin = answer.serve, lambda: ours
+    threading.Thread(target=serve, args=(begin,), daemon=True).start()
+    first.wait(health.Deadline(10))
+    theirs.close()
+
+
 def test_those_that_have_met_still_answer_for_their_health(tmp_path: Path) -> None:
     with running_processes(tmp_path, "waits", "waits") as found:
         (process, _), *_ = found

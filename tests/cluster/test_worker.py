@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -98,6 +99,26 @@ def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -
     assert (
         "is gone: starting TensorFlow's server anew" in (tmp_path / "log").read_text()
     )
+
+
+@pytest.mark.parametrize(("told", "status"), [(0, 0), (42, 42), (None, 75)])
+def test_a_worker_of_a_job_ends_as_its_client_does(
+    told: int | None, status: int, tmp_path: Path
+) -> None:
+    address = Address("127.0.0.1", free_ports(1)[0])
+    command = [*CLUSTER, "worker", f"--port={address.port}", "--once"]
+    with running(command, log=tmp_path / "log") as process:
+        health.wait_until_ready(0, address, health.Deadline(60))
+        session = health.Session(address, seconds=10)
+        assert session.status.granted
+        # As engines send it to all processes of a job; the client is to end first.
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        assert process.poll() is None
+        if told is not None:
+            session.tell(told)
+        session.close()
+        assert process.wait(20) == status
 
 
 @pytest.fixture

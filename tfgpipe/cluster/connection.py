@@ -83,6 +83,14 @@ class Cluster:
                 return None
             time.sleep(_POLL_SECONDS)
 
+    def announce_exit(self, status: int) -> None:
+        """Tells workers that end with this process the status that it exits with.
+
+        Otherwise they end with 75, as those of a process that is lost.
+        """
+        for session in self._sessions:
+            session.tell(status)
+
     @contextlib.contextmanager
     def raise_if_lost(self) -> Iterator[None]:
         """Turns an error inside into `WorkerLost` if a worker is gone.

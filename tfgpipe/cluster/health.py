@@ -10,7 +10,8 @@ with the lower index is the worker's side.
         -> 200, the same line of JSON, then an empty line every second, which the
            client answers with another: the worker is the client's while the connection
            is open; {"left": [1]} instead when replica 1 has exited cleanly, and
-           {"end": "..."} before it closes. A client that exits cleanly says "bye"
+           {"end": "..."} before it closes. A client that exits cleanly says "bye",
+           and one that knows its exit status "status 42"
         -> 403 another token, 409 not ready or taken: the same line of JSON alone
 
 Each side of a session knows within seconds when the other is gone: a process that has
@@ -26,6 +27,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import re
 import select
 import socket
 import threading
@@ -211,6 +213,11 @@ class Session:
             else:  # Which wakes the thread as well, as closing alone would not.
                 self._socket.shutdown(socket.SHUT_RDWR)
 
+    def tell(self, status: int) -> None:
+        """Tells the worker the status that this process exits with."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(b"status %d\n" % status)
+
     def _watch(self) -> None:
         """Waits for the end, which is when no more beats come."""
         with self._response as response:
@@ -273,6 +280,7 @@ def serve_session(
     goes_on: Callable[[], bool],
     news: Callable[[], bytes] = beat,
     max_silence: float = math.inf,
+    on_status: Callable[[int], None] = lambda _: None,
 ) -> str:
     """Beats in a session that this process has granted, until a side ends it.
 
@@ -281,6 +289,7 @@ def serve_session(
         goes_on: Returns whether this side holds it.
         news: Returns the next line to send.
         max_silence: Seconds after which a silent client is gone.
+        on_status: Called with the status that the client is to exit with, if it says.
 
     Returns:
         The reason why the client is gone; an empty string if it has said good-bye, or
@@ -295,6 +304,8 @@ def serve_session(
                 if not said:
                     break
                 well = well or GOODBYE in said
+                for status in re.findall(rb"status (\d{1,3})\n", said):
+                    on_status(int(status))
                 heard = Deadline(max_silence)
             elif heard.is_over and not well:
                 return f"it has been silent for {max_silence:.0f} s"

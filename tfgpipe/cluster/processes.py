@@ -75,12 +75,16 @@ def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) ->
 class _Caller:
     """A session that a process after this one has asked for.
 
+    Args:
+        changed: Notified when it has begun.
+
     Attributes:
         end: The reason for its end, empty after a good-bye; None while it lasts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changed: threading.Condition) -> None:
         self.end: str | None = None
+        self._changed = changed
         self._connection: socket.socket | None = None
         self._is_over = False
 
@@ -95,13 +99,21 @@ class _Caller:
             return not readable or bool(connection.recv(1, socket.MSG_PEEK))
         return False
 
+    @property
+    def has_begun(self) -> bool:
+        """True if the caller has its answer, which TensorFlow's start would hold up."""
+        return self._connection is not None and self.is_there
+
     def serve(self, begin: Callable[[], socket.socket]) -> None:
         """Holds the session."""
         reason = "it has not come"
         try:
-            self._connection = begin()
+            connection = begin()
+            with self._changed:
+                self._connection = connection
+                self._changed.notify()
             reason = health.serve_session(
-                self._connection,
+                connection,
                 goes_on=lambda: not self._is_over,
                 max_silence=health.SILENCE_SECONDS,
             )
@@ -110,10 +122,13 @@ class _Caller:
 
     def close(self, last_words: bytes) -> None:
         """Ends the session, after last words if there are any."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                # Before `serve` ends, and the connection with it.
+                self._connection.sendall(last_words)
         self._is_over = True
         if self._connection is not None:
             with contextlib.suppress(OSError):
-                self._connection.sendall(last_words)
                 self._connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -235,8 +250,7 @@ class _Processes(Peers):
                     self._reason = reason
                     sys.stderr.write(f"A caller is turned away: {reason}\n")
                 return Answer(403 if refused else 409, status)
-            caller = self._callers[other] = _Caller()
-            self._changed.notify()
+            caller = self._callers[other] = _Caller(self._changed)
         granted = dataclasses.replace(status, granted=True)
         return Answer(200, granted, caller.serve)
 
@@ -284,7 +298,7 @@ class _Processes(Peers):
         expected = range(self._index + 1, len(self._addresses))
 
         def missing() -> list[int]:
-            there = {i for i, caller in self._callers.items() if caller.is_there}
+            there = {i for i, caller in self._callers.items() if caller.has_begun}
             return [i for i in expected if i not in there]
 
         with self._changed:

@@ -156,6 +156,8 @@ class _Server:
         self.clients: dict[int, str] = {}
         self.present: set[int] = set()
         self.num_replicas = 0
+        # Exit statuses of clients, by replica, of those that have said it.
+        self.statuses: dict[int, int] = {}
         self.last_words = ""
         self._process = subprocess.Popen(
             [
@@ -182,6 +184,12 @@ class _Server:
         """True if it has been ready, and gives no sign of life."""
         silence = time.monotonic() - self._heard
         return bool(self.devices) and silence > health.SILENCE_SECONDS
+
+    def exit_status_of_clients(self) -> int:
+        """Returns the highest exit status of clients, 75 if one has not said it."""
+        if not self.clients or self.statuses.keys() < self.clients.keys():
+            return EX_TEMPFAIL
+        return max(self.statuses.values())
 
     def exit_status(self) -> int | None:
         """Returns the status it has ended with, or None while it runs."""
@@ -237,8 +245,7 @@ class _Worker:
                     return 0
                 if self._options.once and (server.clients or reason is _NO_CLIENT):
                     self._say(f"{reason}: it ends")
-                    is_client_gone = bool(server.clients) and not server.present
-                    return 0 if is_client_gone else EX_TEMPFAIL
+                    return server.exit_status_of_clients()
                 failures = 0 if server.devices else failures + 1
                 if failures == _MAX_FAILURES:
                     return _failed(f"TensorFlow's server does not come up: {reason}.")
@@ -309,7 +316,10 @@ class _Worker:
         try:
             connection = begin()
             reason = health.serve_session(
-                connection, goes_on=lambda: self._server is server, news=news
+                connection,
+                goes_on=lambda: self._server is server,
+                news=news,
+                on_status=lambda status: server.statuses.update({replica: status}),
             )
             if self._server is not server:
                 connection.sendall(health.beat(end=server.last_words))

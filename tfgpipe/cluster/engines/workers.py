@@ -16,8 +16,9 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 def run_worker(role: Role, *, devices: int = 1, num_replicas: int = 1) -> int:
     """Runs the worker of this process until its client ends; returns an exit status.
 
-    It is 0 after a client, however that has ended, and 75 if TensorFlow's server died,
-    or no client has come within ten minutes.
+    It is the client's, if that has announced it (`Cluster.announce_exit`). It is 75 if
+    the client is lost, TensorFlow's server has died, or no client has come within ten
+    minutes.
 
     Args:
         role: This process among those of the job.
