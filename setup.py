@@ -119,19 +119,20 @@ setup(
             "google-crc32c>=1.7,<2",
             "hypothesis>=6.100",
             "ipykernel>=6.29,<8",
+            "kubernetes-validate>=1.33,<2",
             "lm-eval>=0.4.9,<0.5",
             # Models of others, and where their mistakes are is known for this range.
             *with_tensorflow("keras-hub>=0.32,<0.33"),
             "mlflow-skinny>=3,<4",
             # A server of S3, for the tests of remote folders.
             "moto[s3]>=5.1,<6",
-            "kubernetes-validate>=1.33,<2",
-            "pyyaml>=6,<7",
             "mypy>=1.11",
             "nbclient>=0.10,<1",
             "pyarrow>=17",
             "pytest>=8.2",
             "pytest-xdist>=3.5",
+            "pyyaml>=6,<7",
+            "ray>=2.40,<3",
             # Its format changes between minor releases.
             "ruff>=0.17,<0.18",
             "s3fs>=2024.6",

@@ -50,6 +50,12 @@ class Pipelining(Hyperparams):
     num_microbatches: int = _option(
         "num_microbatches", default=1, at_least=1, less_than=_DEVICES
     )
+    num_hosts: int | None = field(
+        default=None,
+        at_least=1,
+        less_than=_DEVICES,
+        help="Hosts that stages and replicas are for: on fewer these are fewer.",
+    )
     num_replicas: int = field(
         default=1,
         at_least=1,

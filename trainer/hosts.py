@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfgpipe import cluster
 from tfgpipe.cluster import engines
@@ -171,6 +171,55 @@ def find_role(listed: str, index: int | None, *, engine: str = "") -> Role | Non
             f"this is; received {'none' if index is None else index}."
         )
     return Role(workers, index)
+
+
+class Fitted(NamedTuple):
+    """Replicas and stages on the hosts that there are.
+
+    Attributes:
+        num_hosts: The number of hosts that take part, the first.
+        num_replicas: D on these.
+        num_stages: K on these.
+    """
+
+    num_hosts: int
+    num_replicas: int
+    num_stages: int
+
+
+def fit(pipelining: Pipelining, number: int, *, batch_size: int) -> Fitted:
+    """Returns the replicas and stages that fit on the hosts there are.
+
+    Where these are fewer than `num_hosts`, replicas are left out, or stages if not one
+    fits. Batches stay as they are, so a run goes on as it would have.
+
+    >>> print(*fit(Pipelining(num_stages=2, num_hosts=2), 1, batch_size=8))
+    1 1 1
+
+    Args:
+        pipelining: The replicas and stages for `num_hosts`, if it is given.
+        number: The number of hosts there are.
+        batch_size: Rows of a batch, which replicas share evenly.
+
+    Raises:
+        HyperparameterError: If there are more hosts.
+    """
+    D, K = pipelining.num_replicas, pipelining.num_stages
+    wanted = pipelining.num_hosts or number
+    if number > wanted:
+        raise HyperparameterError(
+            f"pipelining.num_hosts: expected at least {number}, which there are; "
+            f"received {wanted}."
+        )
+    if number == wanted:
+        return Fitted(number, D, K)
+    each = max(1, wanted // D)  # Hosts of a replica.
+    if number < each:
+        v = pipelining.resolved_stages_per_device
+        return Fitted(number, 1, max(v, K * number // each // v * v))
+    fits = range(1, number // each + 1)
+    replicas = max(count for count in fits if batch_size % count == 0)
+    return Fitted(replicas * each, replicas, K)
 
 
 def of_role(role: Role | None, pipelining: Pipelining) -> Hosts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -105,10 +106,20 @@ def _run(flags: Flags, signals: contextlib.ExitStack, argv: Sequence[str]) -> in
         return commands.find(flags.mode)(flags) or 0
     role = hosts.find_role(flags.hosts, flags.host_index, engine=flags.engine)
     run_hosts = hosts.ALONE
+    if flags.mode in commands.TRAINING and flags.params:
+        flags, num_hosts = _fitted(flags, 1 if role is None else len(role.workers))
+        if role is not None and role.index >= num_hosts:
+            print(f"Host {role.index} has nothing to do.", flush=True)
+            return 0
+        if role is not None:
+            role = role.among_first(num_hosts)
     if role is not None:
         _check_mode(len(role.workers), flags)
         pipelining = flags.experiment().pipelining
         run_hosts = hosts.of_role(role, pipelining)
+        if flags.device == "cpu" and run_hosts.role is not None:
+            # Of the worker as well, which has the devices.
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         if not run_hosts.is_client:
             return run_hosts.run_worker(pipelining)
     # Of several hosts each may have another working directory.
@@ -123,6 +134,27 @@ def _run(flags: Flags, signals: contextlib.ExitStack, argv: Sequence[str]) -> in
             flags = dataclasses.replace(flags, logdir=str(folder))
         _run_in(flags, run_hosts, signals, shows_folder=usual)
     return 0
+
+
+def _fitted(flags: Flags, number: int) -> tuple[Flags, int]:
+    """Returns flags of what fits on the hosts there are, and how many take part."""
+    experiment = flags.experiment()
+    pipelining = experiment.pipelining
+    found = hosts.fit(pipelining, number, batch_size=experiment.training.batch_size)
+    sizes = {"num_replicas": found.num_replicas, "num_stages": found.num_stages}
+    changed = [
+        f"pipelining.{name}={value}"
+        for name, value in sizes.items()
+        if value != getattr(pipelining, name)
+    ]
+    if not changed:
+        return flags, found.num_hosts
+    print(
+        f"{number} of {pipelining.num_hosts} hosts are here: {', '.join(changed)}.",
+        flush=True,
+    )
+    changed.append("pipelining.layers_per_stage=None")  # It was for as many stages.
+    return dataclasses.replace(flags, set=[*flags.set, *changed]), found.num_hosts
 
 
 def _sweep(flags: Flags, argv: Sequence[str]) -> int:

@@ -26,6 +26,11 @@ from tfgpipe_trainer.hyperparams import HyperparameterError
 _PARAMS = "params.txt"
 _CHANGES = "changes.txt"
 _DIGEST = "# sha256 of "
+# What follows from the number of hosts that are there, if it may change.
+_OF_HOSTS = tuple(
+    f"pipelining.{name}: "
+    for name in ("num_stages", "num_replicas", "layers_per_stage")
+)
 # From the start of a trainer to its lock.
 _BEGINNING_SECONDS = 20.0
 
@@ -142,6 +147,9 @@ def check(folder: Path, *, name: str, experiment: Experiment) -> None:
         HyperparameterError: If it is of others.
     """
     difference = _difference(folder, name, experiment)
+    if experiment.pipelining.num_hosts is not None:
+        lines = difference.splitlines()
+        difference = "\n".join(x for x in lines if not x.startswith(_OF_HOSTS))
     if difference:
         raise HyperparameterError(
             f"{folder} holds a run of other hyperparameters (its -> yours):\n\n"

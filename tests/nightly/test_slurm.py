@@ -42,12 +42,15 @@ def script(name: str, folder: Path, *, module: str = "trainer") -> str:
     return str(path)
 
 
-def same(one: Path, other: Path, **tolerance: float) -> None:
-    """Compares all losses and measurements of two runs."""
-    expected, received = runs.timeless(one), runs.timeless(other)
+def same(one: Path, other: Path, *, rtol: float, but: str = "") -> None:
+    """Compares all losses and measurements of two runs, but one by its name."""
+    expected, received = (
+        [{name: x for name, x in record.items() if name != but} for record in records]
+        for records in (runs.timeless(one), runs.timeless(other))
+    )
     assert [r.keys() for r in received] == [r.keys() for r in expected]
     for was, found in zip(expected, received, strict=True):
-        np.testing.assert_allclose([*found.values()], [*was.values()], **tolerance)
+        np.testing.assert_allclose([*found.values()], [*was.values()], rtol=rtol)
 
 
 def trained_here(tmp_path: Path, **changes: object) -> Path:
@@ -55,15 +58,6 @@ def trained_here(tmp_path: Path, **changes: object) -> Path:
         main(["trainer", *runs.flags(**changes), f"--logdir={tmp_path / 'one'}"]) == 0
     )
     return tmp_path / "one"
-
-
-def wait_for_steps(folder: Path, step: int, log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not (folder / "metrics.jsonl").exists() or (
-        max((step for step, _ in runs.losses(folder)), default=0) < step
-    ):
-        assert time.monotonic() < deadline, log.read_text() if log.exists() else ""
-        time.sleep(0.1)
 
 
 def left(folder: Path) -> str:
@@ -74,6 +68,12 @@ def left(folder: Path) -> str:
         for line in found.stdout.splitlines(keepends=True)
         if str(folder) in line or "tfgpipe.cluster worker" in line
     )
+
+
+def again(slurm: Slurm, job: str) -> None:
+    """Waits until a job is put back, and has it started without delay."""
+    slurm.wait(job, ["PENDING"], PATIENCE)
+    slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,9 @@ def test_a_job_that_is_put_back_goes_on(
         *runs.flags(**changes),
         f"--logdir={two}",
     )
-    wait_for_steps(two, 5, log)
+    runs.wait_for_step(two, 5, seconds=PATIENCE)
     slurm.call("scontrol", "requeue", job)
-    slurm.wait(job, ["PENDING"], PATIENCE)
-    slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
+    again(slurm, job)
     slurm.wait(job, ["COMPLETED"], PATIENCE)
     assert "Going on from step" in log.read_text()
     same(trained_here(tmp_path, **changes), two, rtol=0 if tasks == 2 else 2e-5)
@@ -132,7 +131,7 @@ def test_a_drained_node_ends_a_run_that_goes_on_when_it_is_back(
         *runs.flags(**STAGES),
         f"--logdir={two}",
     )
-    wait_for_steps(two, 5, log)
+    runs.wait_for_step(two, 5, seconds=PATIENCE)
     slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
     # What the time limit does as well: steps are told, and the script puts it back.
     slurm.call("scancel", "--signal=TERM", job)
@@ -142,6 +141,45 @@ def test_a_drained_node_ends_a_run_that_goes_on_when_it_is_back(
     slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
     slurm.wait(job, ["COMPLETED"], PATIENCE)
     same(trained_here(tmp_path, **STAGES), two, rtol=0)
+    assert not left(two)
+
+
+@pytest.mark.parametrize("changes", [STAGES, REPLICAS], ids=["stages", "replicas"])
+def test_a_run_goes_on_with_the_nodes_that_are_left_and_returns_to_all(
+    changes: dict[str, int], slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm.environment |= {"STEP_SECONDS": "0.4", "LIMIT": "2", "EVERY": "15"}
+    two, log = tmp_path / "two", tmp_path / "log"
+    flags = runs.flags(**{**changes, "training__num_steps": 60})
+    elastic = script("elastic.sbatch", tmp_path, module="tests.trainer.slow_run")
+    text = Path(elastic).read_text()
+    assert "=%x.log\n" in text  # Of the job that it submits as well.
+    Path(elastic).write_text(text.replace("=%x.log\n", f"={log}\n"))
+    slurm.submit(
+        elastic,
+        *flags,
+        f"--logdir={two}",
+    )
+    runs.wait_for_step(two, 5, seconds=PATIENCE)
+    slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    # As its health check may do as well.
+    slurm.call("scancel", "--signal=TERM", "--name=elastic")
+    reached = max(step for step, _ in runs.losses(two))
+    runs.wait_for_step(two, reached + 5, seconds=PATIENCE)
+    assert slurm.call("squeue", "--noheader", "--format=%D").split() == ["1"]
+    slurm.call("scontrol", "update", "nodename=n1", "state=resume")
+    runs.wait_for_step(two, 60, seconds=PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while slurm.call("squeue", "--noheader").strip():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
+    said = log.read_text()
+    less = "num_stages" if changes is STAGES else "num_replicas"
+    assert said.count(f"1 of 2 hosts are here: pipelining.{less}=1.") == 1
+    assert said.count("Going on from step") == 2
+    assert main(["trainer", *flags, f"--logdir={tmp_path / 'one'}"]) == 0
+    # One stage alone has no bubble.
+    same(tmp_path / "one", two, rtol=2e-5, but="bubble")
     assert not left(two)
 
 
@@ -156,7 +194,7 @@ def test_nothing_is_left_of_a_job_that_is_cancelled(
         *runs.flags(**STAGES),
         f"--logdir={two}",
     )
-    wait_for_steps(two, 3, log)
+    runs.wait_for_step(two, 3, seconds=PATIENCE)
     slurm.call("scancel", job)
     slurm.wait(job, ["CANCELLED"], PATIENCE)
     deadline = time.monotonic() + 60

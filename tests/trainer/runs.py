@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,26 @@ def records(folder: Path, name: str = "metrics") -> list[dict[str, Any]]:
 def losses(folder: Path) -> list[tuple[int, float]]:
     """Returns the loss of each step that was written down."""
     return [(r["step"], r["loss"]) for r in records(folder) if "loss" in r]
+
+
+def wait_for_step(
+    folder: Path, step: int, *, seconds: float = 300, check: Callable[[], Any] = bool
+) -> None:
+    """Waits until a run has written a step down.
+
+    Args:
+        folder: The run's folder.
+        step: The step.
+        seconds: Longest wait.
+        check: Called meanwhile.
+    """
+    deadline = time.monotonic() + seconds
+    while not (folder / "metrics.jsonl").exists() or (
+        max((step for step, _ in losses(folder)), default=0) < step
+    ):
+        assert time.monotonic() < deadline, folder
+        check()
+        time.sleep(0.05)
 
 
 OF_THE_MACHINE = {"throughput", "flops_per_second", "mfu", "memory"}

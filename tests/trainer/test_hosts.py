@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +49,49 @@ def test_flags_say_which_host_it_is_and_tell_tensorflow(configured) -> None:
         "task": {"type": "worker", "index": 1},
     }
     assert hosts.find_role("", None) == role
+
+
+@pytest.mark.parametrize(
+    ("values", "number", "fitted"),
+    [
+        ({"num_stages": 4}, 3, (3, 1, 3)),
+        ({"num_stages": 8}, 1, (1, 1, 2)),
+        ({"num_stages": 8, "schedule": "interleaved"}, 3, (3, 1, 6)),
+        ({"num_replicas": 4, "num_stages": 2}, 4, (4, 4, 2)),
+        # Three replicas would not share 32 rows evenly.
+        ({"num_replicas": 4, "num_stages": 2}, 3, (2, 2, 2)),
+        # A replica of two hosts; one that is left over has nothing to do.
+        ({"num_replicas": 2, "num_stages": 2}, 3, (2, 1, 2)),
+        ({"num_replicas": 2, "num_stages": 2}, 1, (1, 1, 1)),
+    ],
+)
+def test_on_fewer_hosts_there_are_fewer_replicas_or_stages(
+    values: dict, number: int, fitted: tuple[int, int, int]
+) -> None:
+    pipelining = Pipelining(**values, num_hosts=4)
+    assert hosts.fit(pipelining, number, batch_size=32) == fitted
+
+
+def test_more_hosts_than_it_is_for_are_refused() -> None:
+    with pytest.raises(HyperparameterError, match="expected at least 3, which there"):
+        hosts.fit(Pipelining(num_stages=2, num_hosts=2), 3, batch_size=4)
+
+
+def test_a_run_for_more_hosts_goes_on_alone(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [*small, "--set=pipelining.num_stages=2", f"--logdir={tmp_path}"]
+    assert main([*both, "--set=training.num_steps=2"]) == 0
+    other = [*both, "--set=pipelining.num_hosts=2", "--set=training.num_steps=2"]
+    assert main([*other]) == 2  # It was begun for any number.
+    assert "pipelining.num_hosts: None -> 2" in capsys.readouterr().err
+    assert main([*other, "--allow_changes"]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 hosts are here: pipelining.num_stages=1." in said
+    changes = (tmp_path / "changes.txt").read_text()
+    assert "pipelining.num_stages: 2 -> 1" in changes
+    # Not asked for again.
+    assert main([*other]) == 0
 
 
 @pytest.mark.parametrize(
@@ -210,8 +252,11 @@ def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:
         log = tmp_path / f"log-{index}"
         return fresh_processes.start("trainer", *flags, *host, log=log)
 
+    def alive() -> None:
+        assert [process.poll() for process in (first, second)] == [None, None]
+
     with start(0) as first, start(1) as second:
-        _wait_for_steps(two, 5, [first, second])
+        runs.wait_for_step(two, 5, check=alive)
         second.send_signal(signal.SIGTERM)  # The other learns of it.
         assert [process.wait(120) for process in (first, second)] == [42, 42]
     (saved,) = (two / "checkpoints").glob("step-*")
@@ -232,13 +277,3 @@ def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:
     np.testing.assert_allclose(measured[1], measured[0], rtol=2e-5)
     # The second host has said and written nothing.
     assert "/40 " not in (tmp_path / "log-1").read_text()
-
-
-def _wait_for_steps(folder: Path, step: int, processes: list[Program]) -> None:
-    deadline = time.monotonic() + 300
-    while not (folder / "metrics.jsonl").exists() or (
-        max((step for step, _ in runs.losses(folder)), default=0) < step
-    ):
-        assert time.monotonic() < deadline
-        assert [process.poll() for process in processes] == [None, None]
-        time.sleep(0.05)

@@ -19,11 +19,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tfgpipe.cluster import addresses, health
 from tfgpipe.cluster.addresses import REPLICA_VARIABLE, WORKERS_VARIABLE, Address
 from tfgpipe.cluster.errors import EX_TEMPFAIL, EXIT_PREEMPTED, ClusterError
+from tfgpipe.cluster.groups import Groups
 from tfgpipe.cluster.health import Deadline, wait_until_ready
 
 _POLL_SECONDS = 0.05
@@ -37,19 +37,6 @@ _LOSS_SECONDS = 5.0
 # What runs that long has had a good start: delays of restarts begin anew.
 _GOOD_SECONDS = 60.0
 _MAX_DELAY = 30.0
-# Kills process groups once its standard input closes, which the kernel does when the
-# supervisor is gone, also by `kill -9`. A group is named when it starts, and again when
-# it has ended.
-_GUARD = """
-import contextlib, os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-groups = set()
-for line in sys.stdin:
-    groups ^= {int(line)}
-for group in groups:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-"""
 # Exit codes of a command that asks for a restart.
 _RESTARTED = (EX_TEMPFAIL, EXIT_PREEMPTED)
 
@@ -131,42 +118,6 @@ class _Backoff:
         return min(_MAX_DELAY, 2.0 ** (self._in_a_row - 2) if self._in_a_row > 1 else 0)
 
 
-class _Groups:
-    """Processes with all that they start, which end with this one at the latest."""
-
-    def __init__(self) -> None:
-        self._guard = subprocess.Popen(
-            [sys.executable, "-IS", "-c", _GUARD],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Starts a process."""
-        process = subprocess.Popen(command, start_new_session=True, **options)
-        self._tell(process)
-        return process
-
-    def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills a process and all that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        self._tell(process)
-        process.wait()
-
-    def close(self) -> None:
-        """Ends the guard."""
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        self._guard.wait()
-
-    def _tell(self, process: subprocess.Popen[bytes]) -> None:
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # Somebody has killed it.
-            self._guard.stdin.write(b"%d\n" % process.pid)
-
-
 class _SupervisedWorker:
     """The health of a worker, and its process if it is started here.
 
@@ -177,7 +128,7 @@ class _SupervisedWorker:
         self,
         index: int,
         address: Address,
-        groups: _Groups,
+        groups: Groups,
         *,
         devices: int = 1,
         cluster: str | None = None,
@@ -272,7 +223,7 @@ class _Supervisor:
         self._options = options
         self._limit = Deadline(options.time_limit) if options.time_limit else None
         self._signal = 0
-        self._groups = _Groups()
+        self._groups = Groups()
         # Of reserved ports.
         self._stack = contextlib.ExitStack()
         # One, or one for each replica.

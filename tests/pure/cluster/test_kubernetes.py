@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.cluster.manifests import documents, job_of
 from tfgpipe.cluster.engines.roles import Role
 from tfgpipe_trainer import flags, hosts
 
-FOLDER = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
 # The oldest and the newest that the validator has of those still supported.
 VERSIONS = ("1.30", "1.33")
-
-
-def documents(name: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((FOLDER / name).read_text()))
-
-
-def job_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the job that a manifest has, or that a JobSet makes."""
-    if document["kind"] == "Job":
-        return document
-    (replicated,) = document["spec"]["replicatedJobs"]
-    assert replicated["replicas"] == 1
-    name = f"{document['metadata']['name']}-{replicated['name']}-0"
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        **replicated["template"],
-    }
 
 
 def jobs() -> list[Any]:

@@ -47,6 +47,10 @@ class Role:
                 f"{self.index}"
             )
 
+    def among_first(self, number: int) -> Role | None:
+        """Returns the role among the first processes; None for a single one."""
+        return Role(self.workers[:number], self.index) if number > 1 else None
+
     @property
     def tf_config(self) -> str:
         """The value of `TF_CONFIG` that says the same, of workers alone."""

@@ -1,0 +1,29 @@
+"""The manifests of Kubernetes in the examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def job_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the job that a manifest has, or that a JobSet makes."""
+    if document["kind"] == "Job":
+        return document
+    (replicated,) = document["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 1
+    name = f"{document['metadata']['name']}-{replicated['name']}-0"
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        **replicated["template"],
+    }
