@@ -75,13 +75,9 @@ class Hosts:
         Raises:
             HyperparameterError: If not.
         """
-        wanted: dict[str, object] = {}
-        if self.count > 1:
-            wanted = {"num_replicas": self.count, "shard_replicas": "none"}
-            wanted["num_shards"] = 1
-        for name, value in wanted.items():
+        for name, value in {"num_shards": 1, "shard_replicas": "none"}.items():
             received = getattr(pipelining, name)
-            if received != value:
+            if self.count > 1 and received != value:
                 raise HyperparameterError(
                     f"pipelining.{name}: expected {value} for {self.count} replicas on "
                     f"hosts of their own, of stages alone; received {received}."

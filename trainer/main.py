@@ -50,7 +50,7 @@ def command() -> NoReturn:
 
 
 def _announced(status: int) -> int:
-    """Returns an exit status, which workers of this process are told."""
+    """Returns an exit status, after sending it to the workers of this process."""
     if cluster.Cluster.current is not None:
         cluster.Cluster.current.announce_exit(status)
     return status

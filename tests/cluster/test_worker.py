@@ -101,9 +101,9 @@ def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize(("told", "status"), [(0, 0), (42, 42), (None, 75)])
+@pytest.mark.parametrize(("sent", "status"), [(0, 0), (42, 42), (None, 75)])
 def test_a_worker_of_a_job_ends_as_its_client_does(
-    told: int | None, status: int, tmp_path: Path
+    sent: int | None, status: int, tmp_path: Path
 ) -> None:
     address = Address("127.0.0.1", free_ports(1)[0])
     command = [*CLUSTER, "worker", f"--port={address.port}", "--once"]
@@ -115,8 +115,8 @@ def test_a_worker_of_a_job_ends_as_its_client_does(
         process.send_signal(signal.SIGTERM)
         time.sleep(1)
         assert process.poll() is None
-        if told is not None:
-            session.tell(told)
+        if sent is not None:
+            session.send_status(sent)
         session.close()
         assert process.wait(20) == status
 

@@ -70,6 +70,29 @@ def left(folder: Path) -> str:
     )
 
 
+def started(
+    slurm: Slurm, tmp_path: Path, *options: str, **changes: int
+) -> tuple[str, Path, Path]:
+    """Submits a slow run; returns its job, and the paths of its folder and its log."""
+    slurm.environment["STEP_SECONDS"] = "0.3"
+    two, log = tmp_path / "two", tmp_path / "log"
+    job = slurm.submit(
+        *options,
+        f"--output={log}",
+        script("train.sbatch", tmp_path, module="tests.trainer.slow_run"),
+        *runs.flags(**(changes or STAGES)),
+        f"--logdir={two}",
+    )
+    return job, two, log
+
+
+def wait_until_empty(slurm: Slurm) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while said := slurm.call("squeue", "--noheader").strip():
+        assert time.monotonic() < deadline, said
+        time.sleep(0.5)
+
+
 def again(slurm: Slurm, job: str) -> None:
     """Waits until a job is put back, and has it started without delay."""
     slurm.wait(job, ["PENDING"], PATIENCE)
@@ -98,19 +121,11 @@ def test_a_run_of_each_form_is_that_of_one_process(
 
 @pytest.mark.parametrize("tasks", [2, 4])
 def test_a_job_that_is_put_back_goes_on(
-    tasks: int, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tasks: int, slurm: Slurm, tmp_path: Path
 ) -> None:
     changes = STAGES if tasks == 2 else REPLICAS
-    slurm.environment["STEP_SECONDS"] = "0.3"
-    two, log = tmp_path / "two", tmp_path / "log"
-    job = slurm.submit(
-        f"--ntasks={tasks}",
-        f"--ntasks-per-node={tasks // 2}",
-        f"--output={log}",
-        script("train.sbatch", tmp_path, module="tests.trainer.slow_run"),
-        *runs.flags(**changes),
-        f"--logdir={two}",
-    )
+    each = f"--ntasks-per-node={tasks // 2}"
+    job, two, log = started(slurm, tmp_path, f"--ntasks={tasks}", each, **changes)
     runs.wait_for_step(two, 5, seconds=PATIENCE)
     slurm.call("scontrol", "requeue", job)
     again(slurm, job)
@@ -123,22 +138,15 @@ def test_a_job_that_is_put_back_goes_on(
 def test_a_drained_node_ends_a_run_that_goes_on_when_it_is_back(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    slurm.environment["STEP_SECONDS"] = "0.3"
-    two, log = tmp_path / "two", tmp_path / "log"
-    job = slurm.submit(
-        f"--output={log}",
-        script("train.sbatch", tmp_path, module="tests.trainer.slow_run"),
-        *runs.flags(**STAGES),
-        f"--logdir={two}",
-    )
+    job, two, log = started(slurm, tmp_path)
     runs.wait_for_step(two, 5, seconds=PATIENCE)
     slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
-    # What the time limit does as well: steps are told, and the script puts it back.
+    # What the time limit does as well: steps get it, and the script puts it back.
     slurm.call("scancel", "--signal=TERM", job)
     slurm.wait(job, ["PENDING"], PATIENCE)
     assert "Stopped, with all saved" in log.read_text()
     slurm.call("scontrol", "update", "nodename=n1", "state=resume")
-    slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
+    again(slurm, job)
     slurm.wait(job, ["COMPLETED"], PATIENCE)
     same(trained_here(tmp_path, **STAGES), two, rtol=0)
     assert not left(two)
@@ -169,10 +177,7 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_returns_to_all(
     assert slurm.call("squeue", "--noheader", "--format=%D").split() == ["1"]
     slurm.call("scontrol", "update", "nodename=n1", "state=resume")
     runs.wait_for_step(two, 60, seconds=PATIENCE)
-    deadline = time.monotonic() + PATIENCE
-    while slurm.call("squeue", "--noheader").strip():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.5)
+    wait_until_empty(slurm)
     said = log.read_text()
     less = "num_stages" if changes is STAGES else "num_replicas"
     assert said.count(f"1 of 2 hosts are here: pipelining.{less}=1.") == 1
@@ -186,14 +191,7 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_returns_to_all(
 def test_nothing_is_left_of_a_job_that_is_cancelled(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    slurm.environment["STEP_SECONDS"] = "0.3"
-    two, log = tmp_path / "two", tmp_path / "log"
-    job = slurm.submit(
-        f"--output={log}",
-        script("train.sbatch", tmp_path, module="tests.trainer.slow_run"),
-        *runs.flags(**STAGES),
-        f"--logdir={two}",
-    )
+    job, two, _ = started(slurm, tmp_path)
     runs.wait_for_step(two, 3, seconds=PATIENCE)
     slurm.call("scancel", job)
     slurm.wait(job, ["CANCELLED"], PATIENCE)
@@ -206,7 +204,7 @@ def test_nothing_is_left_of_a_job_that_is_cancelled(
 
 def test_an_array_is_a_sweep(slurm: Slurm, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    job = slurm.submit(
+    slurm.submit(
         "--array=0-1",
         f"--output={tmp_path / 'log'}",
         script("sweep.sbatch", tmp_path),
@@ -214,8 +212,5 @@ def test_an_array_is_a_sweep(slurm: Slurm, tmp_path: Path) -> None:
         f"--logdir={folder}",
         "--sweep=seed=1,2",
     )
-    deadline = time.monotonic() + PATIENCE
-    while slurm.call("squeue", "--noheader").strip():
-        assert time.monotonic() < deadline, job
-        time.sleep(0.5)
+    wait_until_empty(slurm)
     assert [len(runs.losses(folder / f"seed={i}")) for i in (1, 2)] == [4, 4]

@@ -89,7 +89,7 @@ class Cluster:
         Otherwise they end with 75, as those of a process that is lost.
         """
         for session in self._sessions:
-            session.tell(status)
+            session.send_status(status)
 
     @contextlib.contextmanager
     def raise_if_lost(self) -> Iterator[None]:

@@ -213,7 +213,7 @@ class Session:
             else:  # Which wakes the thread as well, as closing alone would not.
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def tell(self, status: int) -> None:
+    def send_status(self, status: int) -> None:
         """Tells the worker the status that this process exits with."""
         with contextlib.suppress(OSError):
             self._socket.sendall(b"status %d\n" % status)
