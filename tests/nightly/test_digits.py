@@ -27,6 +27,7 @@ def test_a_run_ends_with_its_files_and_how_they_compare(
     export = tmp_path / "export"
     assert {path.name for path in export.iterdir()} == {
         "model.keras",
+        "model.safetensors",
         "saved_model",
         "model.tflite",
         "int8.txt",
