@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import running
+from tests.cluster.processes import other_addresses, running
 from tfgpipe.cluster import addresses, health, processes, server
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import EX_TEMPFAIL, ClusterError, WorkerUnavailable
@@ -340,3 +340,38 @@ def test_a_server_that_cannot_be_kept_to_this_machine_is_an_error() -> None:
         server.bind_server(port, loopback=True),
     ):
         pass  # No server listens there.
+
+
+def served(port: int, *hosts: str, stack: contextlib.ExitStack) -> list[socket.socket]:
+    """Returns a server's connections with what calls it by some addresses."""
+    listening = socket.create_server(
+        ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+    )
+    stack.enter_context(listening)
+    accepted = []
+    for host in hosts:
+        stack.enter_context(socket.create_connection((host, port)))
+        accepted.append(stack.enter_context(listening.accept()[0]))
+    return accepted
+
+
+def test_a_host_that_calls_before_the_port_is_closed_to_it_is_refused() -> None:
+    (port,) = free_ports(1)
+    [host, *_] = other_addresses() or [""]
+    if not host:
+        pytest.skip("This machine has the loopback interface alone.")
+    with contextlib.ExitStack() as stack:
+        with (
+            pytest.raises(ClusterError, match=f"{host} has connected to port {port}"),
+            server.bind_server(port, loopback=True),
+        ):
+            accepted = served(port, "127.0.0.1", host, stack=stack)
+        assert accepted[1].recv(1) == b""
+
+
+def test_this_machine_may_call_before_the_port_is_closed_to_others() -> None:
+    (port,) = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        with server.bind_server(port, loopback=True):
+            assert served(port, "127.0.0.1", stack=stack)
+        server.check_callers(port)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fakes import answering, status
 from tests.cluster.processes import (
     CLUSTER,
     arguments,
@@ -20,19 +19,20 @@ from tests.cluster.processes import (
     running,
     wait_for,
 )
+from tfgpipe.cluster import supervisor as supervisor_lib
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import (
     REPLICA_VARIABLE,
     WORKERS_VARIABLE,
-    Address,
-    free_ports,
+    parse_addresses,
 )
 
 
-def launch(address: Address, code: str, *flags: str) -> int:
-    """Runs a Python program under the supervisor, with a fake worker."""
+def launch(code: str, *flags: str) -> int:
+    """Runs a Python program under the supervisor."""
     command = [sys.executable, "-c", code]
-    return main(["cluster", "launch", f"--cluster={address}", *flags, "--", *command])
+    flags = flags or ("--replicas=1",)
+    return main(["cluster", "launch", *flags, "--", *command])
 
 
 def counting(path: Path, code: str) -> str:
@@ -49,14 +49,13 @@ def counting(path: Path, code: str) -> str:
 def test_the_command_finds_the_workers_and_its_status_is_passed_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with answering(status()) as address:
-        code = counting(
-            tmp_path / "n", f"print(os.environ[{WORKERS_VARIABLE!r}]); sys.exit(7)"
-        )
-        assert launch(address, code) == 7
+    code = counting(
+        tmp_path / "n", f"print(os.environ[{WORKERS_VARIABLE!r}]); sys.exit(7)"
+    )
+    assert launch(code, "--workers=2", f"--log_dir={tmp_path}") == 7
     printed = capfd.readouterr()
-    assert printed.out == f"{address}\n"
-    assert "] 1 workers are ready, after 0." in printed.err
+    assert len(parse_addresses(printed.out.strip())) == 2
+    assert f"Starting 2 workers; their logs are in {tmp_path}." in printed.err
     assert (tmp_path / "n").read_text() == "x"
 
 
@@ -77,8 +76,7 @@ def test_a_command_that_asks_for_it_or_is_killed_is_started_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     code = counting(tmp_path / "n", f"{end} if n <= {times} else print('done')")
-    with answering(status()) as address:
-        assert launch(address, code) == 0
+    assert launch(code) == 0
     printed = capfd.readouterr()
     assert printed.out == "done\n"
     said = ["1 of 10.", "2 of 10, in 1 s."]
@@ -90,30 +88,26 @@ def test_a_command_that_asks_for_it_or_is_killed_is_started_again(
 def test_restarts_are_limited(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with answering(status()) as address:
-        code = counting(tmp_path / "n", "sys.exit(75)")
-        assert launch(address, code, "--max_restarts=1") == 75
-        assert (tmp_path / "n").read_text() == "xx"
-        code = counting(tmp_path / "n", "os.kill(os.getpid(), signal.SIGKILL)")
-        assert launch(address, code, "--max_restarts=0") == 128 + signal.SIGKILL
+    code = counting(tmp_path / "n", "sys.exit(75)")
+    assert launch(code, "--replicas=1", "--max_restarts=1") == 75
+    assert (tmp_path / "n").read_text() == "xx"
+    code = counting(tmp_path / "n", "os.kill(os.getpid(), signal.SIGKILL)")
+    killed = 128 + signal.SIGKILL
+    assert launch(code, "--replicas=1", "--max_restarts=0") == killed
     said = capfd.readouterr().err
     assert "ended with status 75, and --max_restarts=1 are used up." in said
 
 
-def test_a_time_limit_ends_everything(capfd: pytest.CaptureFixture[str]) -> None:
-    with answering(status()) as address:
-        assert launch(address, "import time; time.sleep(600)", "--time_limit=1") == 124
-    assert "--time_limit=1 is over: ending everything." in capfd.readouterr().err
-
-
-def test_a_worker_that_never_comes_up_ends_the_launch_by_name(
-    capfd: pytest.CaptureFixture[str],
+def test_waits_begin_anew_after_a_good_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    address = Address("127.0.0.1", free_ports(1)[0])
-    assert launch(address, "print('never')", "--start_limit=1") == 2
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert f"Worker 0 at {address} is not ready after 1 s: Connection" in printed.err
+    monkeypatch.setattr(supervisor_lib, "_GOOD_SECONDS", 0.5)
+    code = counting(tmp_path / "n", "time.sleep(1 if n == 3 else 0); sys.exit(75)")
+    assert launch(code, "--replicas=1", "--max_restarts=3") == 75
+    said = capfd.readouterr().err
+    assert "1 of 3." in said
+    assert "2 of 3, in 1 s." in said
+    assert "3 of 3." in said
 
 
 def test_a_worker_that_cannot_start_is_told_with_its_last_words(
@@ -123,19 +117,18 @@ def test_a_worker_that_cannot_start_is_told_with_its_last_words(
     broken.write_text("raise SystemExit('no such library')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     flags = ["--workers=2", f"--log_dir={tmp_path / 'logs'}"]
-    assert main(["cluster", "launch", *flags, "--", "true"]) == 2
+    assert main(["cluster", "launch", *flags, "--", "sleep", "600"]) == 2
     said = capfd.readouterr().err
     assert "ended with status " in said
-    assert "before it was ready. It said: " in said
+    assert "It said: " in said
     assert f"SystemExit: no such library (in {tmp_path / 'logs'}" in said
 
 
 def test_a_command_that_does_not_exist_is_told(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with answering(status()) as address:
-        flags = [f"--cluster={address}", "--", "no-such-program"]
-        assert main(["cluster", "launch", *flags]) == 2
+    flags = ["--replicas=1", "--", "no-such-program"]
+    assert main(["cluster", "launch", *flags]) == 2
     said = capfd.readouterr().err
     assert "Cannot run no-such-program: No such file or directory." in said
 
@@ -153,16 +146,15 @@ def test_signals_reach_the_command_and_nothing_is_left(
         "print('up', flush=True)\n"
         "time.sleep(600)\n"
     )
-    with answering(status()) as address:
-        flags = ["launch", f"--cluster={address}", "--", sys.executable, "-c", code]
-        log = tmp_path / "log"
-        with running([*CLUSTER, *flags], log=log, env=environment()) as supervisor:
-            wait_for("up", log)
-            pids = descendants(supervisor.pid)
-            assert len(pids) == 3  # With the guard.
-            os.kill(supervisor.pid, getattr(signal, number))
-            assert supervisor.wait(20) == expected
-            assert none_of(pids)
+    flags = ["launch", "--replicas=1", "--", sys.executable, "-c", code]
+    log = tmp_path / "log"
+    with running([*CLUSTER, *flags], log=log, env=environment()) as supervisor:
+        wait_for("up", log)
+        pids = descendants(supervisor.pid)
+        assert len(pids) == 3  # With the guard.
+        os.kill(supervisor.pid, getattr(signal, number))
+        assert supervisor.wait(20) == expected
+        assert none_of(pids)
     assert f"{number}: ending everything." in log.read_text()
 
 
@@ -192,7 +184,7 @@ def test_replicas_end_and_start_again_together(
 
 
 def test_replicas_find_the_workers_and_which_they_are(
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = (
         "import os\n"
@@ -200,12 +192,12 @@ def test_replicas_find_the_workers_and_which_they_are(
         "told = ' '.join(os.environ[name] for name in names)\n"
         "os.write(1, told.encode() + b'\\n')  # At once, also unbuffered.\n"
     )
-    with answering(status()) as first, answering(status()) as second:
-        command = [f"--cluster={first},{second}", "--replicas=2", "--"]
-        command += [sys.executable, "-c", code]
-        assert main(["cluster", "launch", *command]) == 0
-    told = sorted(capfd.readouterr().out.splitlines())
-    assert told == [f"{first},{second} 0", f"{first},{second} 1"]
+    flags = ["--workers=2", "--replicas=2", f"--log_dir={tmp_path}"]
+    assert launch(code, *flags) == 0
+    told = [line.split() for line in sorted(capfd.readouterr().out.splitlines())]
+    assert [replica for _, replica in told] == ["0", "1"]
+    assert told[0][0] == told[1][0]
+    assert len(parse_addresses(told[0][0])) == 2
 
 
 def test_a_replica_that_hangs_is_started_again_with_the_others(
@@ -249,6 +241,37 @@ def test_a_replica_that_fails_for_good_ends_the_run_with_its_status(
     assert "starting it again" not in capfd.readouterr().err
 
 
+def test_a_worker_that_is_killed_or_asked_to_end_is_started_again_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor_lib, "_LOSS_SECONDS", 0.5)
+    program = (
+        "import tensorflow as tf\n"
+        "from tests.cluster import processes\n"
+        "from tfgpipe import cluster\n"
+        "def end(number):\n"
+        "    [pid] = [pid for pid in processes.descendants(os.getppid())\n"
+        "             if '.cluster' + ' worker' in processes.arguments(pid)]\n"
+        "    os.kill(pid, number)\n"
+        f"cluster.connect(os.environ[{WORKERS_VARIABLE!r}])\n"
+        "if n == 1:  # TensorFlow raises something.\n"
+        "    end(signal.SIGKILL)\n"
+        "    with tf.device('/job:worker/task:0/CPU:0'):\n"
+        "        while True: tf.random.normal([3]).numpy()\n"
+        "if n == 2:  # It does not notice.\n"
+        "    end(signal.SIGTERM)\n"
+        "    time.sleep(600)\n"
+        "raise ValueError('its own')\n"
+    )
+    code = counting(tmp_path / "n", program)
+    assert launch(code, "--workers=1", f"--log_dir={tmp_path}") == 1
+    assert (tmp_path / "n").read_text() == "xxx"
+    said = capfd.readouterr().err
+    assert said.count("The command ended with status 75: starting it again") == 2
+    assert "Worker 0 at 127.0.0.1:" in said
+    assert "ValueError: its own" in said
+
+
 def test_replicas_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = (
@@ -274,7 +297,7 @@ def test_replicas_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
 def test_workers_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*CLUSTER, "launch", "--workers=1", f"--log_dir={tmp_path / 'logs'}"]
-    code = "import os; print(os.environ['TFGPIPE_CLUSTER'], flush=True)"
+    code = "import time; time.sleep(600)"
     with running([*command, "--", sys.executable, "-c", code], log=log) as supervisor:
         wait_for("Starting 1 workers", log)
         pids = []

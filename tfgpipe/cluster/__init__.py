@@ -10,7 +10,7 @@ clients       the other clients of the same workers, where each is a replica
 peers         the other processes that this one needs, and how each ends
 processes     those of TF_CONFIG, where each is a replica
 groups        processes that do not outlive this one
-supervisor    workers and a command, restarted when one of them dies
+supervisor    workers and a command of one machine, restarted together
 engines       what starts the processes of a job: the role of each, its worker
 errors        exceptions, exit codes, a process that ends with its parent
 

@@ -13,7 +13,7 @@ from tfgpipe.cluster.addresses import parse_addresses
 
 _EPILOG = """\
 exit status: that of the command (75: it lost a worker); 1 wrong arguments,
-  2 a worker that does not come up, 124 time limit, 128 + n ended by signal n
+  2 a worker that cannot start, 128 + n ended by signal n
 """
 
 
@@ -80,11 +80,12 @@ def _add_worker(commands: Any) -> None:
 def _add_launch(commands: Any) -> None:
     parser = commands.add_parser(
         "launch",
-        help="run a command with workers, and restart what dies",
-        usage="%(prog)s [--workers=N | --cluster=LIST]\n           "
-        "[--replicas=N] [options] -- command ...",
-        description="Starts workers on this host, or finds those of a list, runs a "
-        "command with TFGPIPE_CLUSTER set to their list, and restarts what dies.",
+        help="run a command with workers of this machine, and restart them together",
+        usage="%(prog)s [--workers=N] [--replicas=N] [options] -- command ...",
+        description="Starts workers on this machine, runs a command with "
+        "TFGPIPE_CLUSTER set to their list, and restarts all of them when one is lost. "
+        "On several machines use the engine that they have, Slurm (--cluster=slurm of "
+        "the trainer), Kubernetes or Ray: docs/how-to/hosts.md says how.",
         epilog="example: python -m tfgpipe.cluster launch --workers=2 -- "
         "python -m trainer ...",
         allow_abbrev=False,
@@ -92,18 +93,13 @@ def _add_launch(commands: Any) -> None:
     parser.set_defaults(run=supervisor.run, options=supervisor.LaunchOptions)
     add = parser.add_argument
     add("command", nargs="+", help="the program and its arguments, after `--`")
-    add_one = parser.add_mutually_exclusive_group().add_argument
-    cluster = "host:port,host:port of workers that run"
     replicas = "processes of the command: clients of workers, or without with TF_CONFIG"
-    add_one("--workers", type=_positive, metavar="N", help="workers to start")
-    add_one("--cluster", type=_addresses, metavar="LIST", help=cluster)
+    add("--workers", type=_positive, metavar="N", help="workers to start")
     add("--replicas", type=_positive, metavar="N", help=replicas)
     defaults = supervisor.LaunchOptions(command=(), workers=1)
     for name, kind, metavar, text in (
         ("devices", _positive, "N", "devices of each worker's CPU (1)"),
-        ("max_restarts", _count, "N", "restarts of the command (10)"),
-        ("start_limit", _seconds, "SECONDS", "limit for workers to be ready (120)"),
-        ("time_limit", _seconds, "SECONDS", "limit for everything (0: none)"),
+        ("max_restarts", _count, "N", "restarts (10)"),
         ("log_dir", str, "DIR", "the workers' logs (a new temporary one)"),
     ):
         default = getattr(defaults, name)
@@ -151,10 +147,6 @@ def _count(text: str) -> int:
 
 def _positive(text: str) -> int:
     return _at_least(1, int(text))
-
-
-def _seconds(text: str) -> float:
-    return _at_least(0.0, float(text))
 
 
 def _at_least(least: Any, value: Any) -> Any:

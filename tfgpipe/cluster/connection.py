@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tfgpipe.cluster import addresses as addresses_lib
 from tfgpipe.cluster import clients, peers
@@ -108,11 +109,24 @@ class Cluster:
     def exit_when_lost(self, *, seconds: float = 5.0) -> None:
         """Ends this process with status 75 once a worker has been gone for `seconds`.
 
-        That is the last resort for when TensorFlow waits for it instead of failing.
+        That is the last resort for when TensorFlow waits for it instead of failing. An
+        error that nothing catches is printed, and ends it with 75 as well if a worker
+        is gone; of clients that are replicas one of TensorFlow does, since their own
+        errors end the others.
         """
         if self._watched:
             return
         self._watched = True
+        show = sys.excepthook
+
+        def exit_if_lost(*error: Any) -> None:
+            show(*error)
+            may_be = self.num_replicas == 1 or _is_of_tensorflow(error[0])
+            lost = self.lost(seconds=_LOSS_SECONDS) if may_be else None
+            if lost is not None:
+                end_process(lost)
+
+        sys.excepthook = exit_if_lost
 
         def watch() -> None:
             while (lost := self.lost()) is None:
@@ -121,6 +135,10 @@ class Cluster:
             end_process(lost)
 
         threading.Thread(target=watch, daemon=True, name="lost workers").start()
+
+
+def _is_of_tensorflow(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "tensorflow"
 
 
 def connect(

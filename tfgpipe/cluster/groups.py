@@ -42,10 +42,14 @@ class Groups:
         self._tell(process)
         return process
 
+    def signal(self, process: subprocess.Popen[bytes], number: int) -> None:
+        """Sends a signal to a process and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Kills a process and all that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        self.signal(process, signal.SIGKILL)
         self._tell(process)
         process.wait()
 
@@ -59,3 +63,12 @@ class Groups:
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # Somebody has killed it.
             self._guard.stdin.write(b"%d\n" % process.pid)
+
+
+def ending(status: int) -> str:
+    """Returns how a process has ended, by its exit status, negative for a signal."""
+    if status >= 0:
+        return f"ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"

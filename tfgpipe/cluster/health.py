@@ -352,27 +352,19 @@ class Deadline:
         return time.monotonic() >= self._end
 
 
-def wait_until_ready(
-    index: int,
-    address: Address,
-    deadline: Deadline,
-    *,
-    check: Callable[[], None] = lambda: None,
-) -> Status:
+def wait_until_ready(index: int, address: Address, deadline: Deadline) -> Status:
     """Returns the status of a worker, once it is ready.
 
     Args:
         index: Its index among the workers, for messages.
         address: Its address.
         deadline: The limit.
-        check: Called now and then meanwhile; may raise.
 
     Raises:
         WorkerUnavailable: If it is not ready by then.
         ClusterError: If it runs another TensorFlow than this process.
     """
     while True:
-        check()
         try:
             status = ask(address, seconds=min(deadline.left, 5.0))
         except ValueError as error:

@@ -3,9 +3,9 @@
 TensorFlow's runtime listens on all addresses of its host, which no option changes
 (`*:port` in `ss -ltn`, whatever the address in its cluster definition). Its sockets are
 this process' own, so `bind_server` sets the loopback interface on them once they are
-there: the kernel then answers other hosts that the port is closed. What has connected
-in the milliseconds before stays connected; a firewall or a network namespace alone
-prevents that.
+there: the kernel then answers other hosts that the port is closed. A call that another
+host makes in the milliseconds before ends the process; a firewall or a network
+namespace alone prevents it.
 
 What a client leaves on a server, such as its variables, stays there for minutes after
 the client is gone. So a worker starts a process for each client, which is `run`.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import socket
@@ -25,6 +26,12 @@ from collections.abc import Iterator
 
 from tfgpipe.cluster import health
 from tfgpipe.cluster.errors import ClusterError, exit_with_parent
+
+_CURE = (
+    "Run all processes in a network namespace of their own, as a container has one, or "
+    "behind a firewall that closes this port, with addresses of that network in place "
+    "of 127.0.0.1."
+)
 
 
 @contextlib.contextmanager
@@ -39,7 +46,8 @@ def bind_server(port: int, *, loopback: bool) -> Iterator[None]:
             that all are.
 
     Raises:
-        ClusterError: If it cannot be bound to the loopback interface.
+        ClusterError: If it cannot be bound to the loopback interface, or another host
+            has connected to it before it was.
     """
     if not loopback:
         warnings.warn(
@@ -53,23 +61,41 @@ def bind_server(port: int, *, loopback: bool) -> Iterator[None]:
         return
     try:
         found = 0
-        for listener in _listeners(port):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
-            found += 1
+        for each in _sockets(port):
+            if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+                found += 1
         if not found:
             raise OSError("no such socket was found")
     except (AttributeError, OSError) as error:
         raise ClusterError(
             f"TensorFlow listens on port {port} of all addresses of this host, and "
-            f"could not be kept to this machine alone: {error}. Run all processes in a "
-            "network namespace of their own, as a container has one, or behind a "
-            "firewall that closes this port, with addresses of that network in place "
-            "of 127.0.0.1."
+            f"could not be kept to this machine alone: {error}. {_CURE}"
         ) from error
+    check_callers(port)
 
 
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """Yields this process' sockets that listen on a port."""
+def check_callers(port: int) -> None:
+    """Checks that this machine alone is connected to a port.
+
+    Raises:
+        ClusterError: If another host is, which called before the port was closed to it.
+    """
+    for each in _sockets(port):
+        with contextlib.suppress(OSError):  # It listens, or has ended.
+            caller = ipaddress.ip_address(each.getpeername()[0].partition("%")[0])
+            caller = getattr(caller, "ipv4_mapped", None) or caller
+            if not caller.is_loopback:
+                each.shutdown(socket.SHUT_RDWR)
+                raise ClusterError(
+                    f"{caller} has connected to port {port} before it was closed to "
+                    "other hosts: TensorFlow listens on all addresses for some "
+                    f"milliseconds. {_CURE}"
+                )
+
+
+def _sockets(port: int) -> Iterator[socket.socket]:
+    """Yields this process' TCP sockets of a port."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -77,8 +103,7 @@ def _listeners(port: int) -> Iterator[socket.socket]:
             found = socket.socket(fileno=os.dup(int(name)))
             with found:
                 internet = found.family in (socket.AF_INET, socket.AF_INET6)
-                accepts = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if internet and accepts and found.getsockname()[1] == port:
+                if internet and found.getsockname()[1] == port:
                     yield found
 
 
@@ -130,4 +155,6 @@ def run(options: ServerOptions) -> int:
     while True:
         sys.stdout.write(json.dumps({"devices": devices}) + "\n")
         sys.stdout.flush()
+        if options.loopback:  # What waited to be accepted is a caller now.
+            check_callers(options.port)
         time.sleep(health.BEAT_SECONDS)

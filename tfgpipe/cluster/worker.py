@@ -136,6 +136,12 @@ def run(options: WorkerOptions) -> int:
             "client. TensorFlow's own port stays open to all: keep it in a private "
             "network.\n"
         )
+    if options.is_loopback:
+        sys.stderr.write(
+            f"Port {options.port} is open to all networks for some milliseconds, until "
+            "TensorFlow's socket is bound to the loopback interface. Who calls then "
+            "is refused; a firewall or a network namespace keeps it closed.\n"
+        )
     return worker.run()
 
 

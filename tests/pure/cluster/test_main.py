@@ -13,7 +13,7 @@ from tfgpipe.cluster import server, supervisor, worker
     [
         ("--help", "{worker,launch}"),
         ("worker --help", "only inside a private network, with TFGPIPE_TOKEN=SECRET"),
-        ("launch --help", "--max_restarts N restarts of the command (10)"),
+        ("launch --help", "--max_restarts N restarts (10)"),
     ],
 )
 def test_help_is_one_screen_without_what_is_internal(
@@ -45,16 +45,16 @@ def test_help_is_one_screen_without_what_is_internal(
             "Expected --host=127.0.0.1, which takes this machine's calls alone, or",
         ),
         ("launch --workers=2", "the following arguments are required: command"),
-        ("launch -- true", "one of --workers, --cluster and --replicas is required"),
-        ("launch --workers=1 --cluster=a:4000 -- x", "not allowed with argument"),
-        ("launch --cluster=a -- true", "Expected a worker's address such as"),
+        ("launch -- true", "one of --workers and --replicas is required"),
+        ("launch --cluster=a:4000 -- true", "unrecognized arguments: --cluster"),
+        ("worker --port=1 --cluster=a", "Expected a worker's address such as"),
         ("launch --worker=2 -- true", "unrecognized arguments: --worker=2"),
         (
             "launch --workers=3 --replicas=2 -- true",
             "Received 3 workers for 2 replicas. List a multiple of the replicas.",
         ),
         (
-            "launch --cluster=a:4000 --replicas=2 -- true",
+            "launch --workers=1 --replicas=2 -- true",
             "Received 1 workers for 2 replicas.",
         ),
         (
@@ -100,7 +100,6 @@ def test_command_lines_say_what_to_do() -> None:
     assert program.parse(given) == (server.run, options)
 
 
-def test_delays_grow_and_begin_anew_after_a_good_start() -> None:
-    backoff = supervisor._Backoff()
-    assert [backoff.next(1) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
-    assert [backoff.next(lived) for lived in (100, 1)] == [0, 1]
+def test_delays_grow_to_half_a_minute() -> None:
+    delays = [supervisor.delay_of_restart(number) for number in range(1, 9)]
+    assert delays == [0, 1, 2, 4, 8, 16, 30, 30]
