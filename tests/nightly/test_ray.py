@@ -57,7 +57,8 @@ def test_a_killed_actor_is_replaced_and_the_run_goes_on(
     )
     train.start()
     runs.wait_for_step(two, 5)
-    os.kill(actors()[-1], signal.SIGKILL)
+    with runs.timing_recovery(two, f"actor killed, {replicas} replicas"):
+        os.kill(actors()[-1], signal.SIGKILL)
     train.join(PATIENCE)
     assert statuses == [0]
     assert main(["trainer", *flags, f"--logdir={one}"]) == 0

@@ -127,8 +127,9 @@ def test_a_job_that_is_put_back_goes_on(
     each = f"--ntasks-per-node={tasks // 2}"
     job, two, log = started(slurm, tmp_path, f"--ntasks={tasks}", each, **changes)
     runs.wait_for_step(two, 5, seconds=PATIENCE)
-    slurm.call("scontrol", "requeue", job)
-    again(slurm, job)
+    with runs.timing_recovery(two, f"scontrol requeue of {tasks} processes"):
+        slurm.call("scontrol", "requeue", job)
+        again(slurm, job)
     slurm.wait(job, ["COMPLETED"], PATIENCE)
     assert "Going on from step" in log.read_text()
     same(trained_here(tmp_path, **changes), two, rtol=0 if tasks == 2 else 2e-5)
@@ -140,13 +141,14 @@ def test_a_drained_node_ends_a_run_that_goes_on_when_it_is_back(
 ) -> None:
     job, two, log = started(slurm, tmp_path)
     runs.wait_for_step(two, 5, seconds=PATIENCE)
-    slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
-    # What the time limit does as well: steps get it, and the script puts it back.
-    slurm.call("scancel", "--signal=TERM", job)
-    slurm.wait(job, ["PENDING"], PATIENCE)
-    assert "Stopped, with all saved" in log.read_text()
-    slurm.call("scontrol", "update", "nodename=n1", "state=resume")
-    again(slurm, job)
+    with runs.timing_recovery(two, "node drained, SIGTERM, node back"):
+        slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+        # What the time limit does as well: steps get it, and the script puts it back.
+        slurm.call("scancel", "--signal=TERM", job)
+        slurm.wait(job, ["PENDING"], PATIENCE)
+        assert "Stopped, with all saved" in log.read_text()
+        slurm.call("scontrol", "update", "nodename=n1", "state=resume")
+        again(slurm, job)
     slurm.wait(job, ["COMPLETED"], PATIENCE)
     same(trained_here(tmp_path, **STAGES), two, rtol=0)
     assert not left(two)
@@ -169,9 +171,10 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_returns_to_all(
         f"--logdir={two}",
     )
     runs.wait_for_step(two, 5, seconds=PATIENCE)
-    slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
-    # As its health check may do as well.
-    slurm.call("scancel", "--signal=TERM", "--name=elastic")
+    with runs.timing_recovery(two, "node drained, on with the other"):
+        slurm.call("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+        # As its health check may do as well.
+        slurm.call("scancel", "--signal=TERM", "--name=elastic")
     reached = max(step for step, _ in runs.losses(two))
     runs.wait_for_step(two, reached + 5, seconds=PATIENCE)
     assert slurm.call("squeue", "--noheader", "--format=%D").split() == ["1"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,21 @@ def wait_for_step(
         assert time.monotonic() < deadline, folder
         check()
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def timing_recovery(folder: Path, what: str) -> Iterator[None]:
+    """Prints the seconds until a step that the run had not reached, under `-rP`.
+
+    Args:
+        folder: The run's folder.
+        what: The fault that happens inside.
+    """
+    before = time.monotonic()
+    reached = max(step for step, _ in losses(folder))
+    yield
+    wait_for_step(folder, reached + 1)
+    print(f"{what}: {time.monotonic() - before:.1f} s to the next step")
 
 
 OF_THE_MACHINE = {"throughput", "flops_per_second", "mfu", "memory"}
