@@ -3,14 +3,14 @@
 #   make train     train the language model of params/lm into runs/lm.Tiny
 #   make test      the checks of `make lint`, the tests of every change
 #   make test-all  the same, and those in tests/nightly
-#   make test-keras KERAS=3.14.1           what depends on private names of Keras and
-#   make test-tensorflow TENSORFLOW=2.20.0 TensorFlow, with other versions of them
+#   make test-keras KERAS=3.14.1           tests of private API with another Keras
+#   make test-tensorflow TENSORFLOW=2.20.0 the same with another TensorFlow
 #   make lint      format check, lint, types, the words of docstrings
 #   make format    rewrite the code in the project's format
 #   make site      the documentation as a site, in build/site
-#   make guide     run docs/tutorial/guide.py, and write the notebook of it
+#   make guide     rebuild the notebook after editing docs/tutorial/guide.py
 #   make pictures  the pictures of docs/
-#   make bench     what was to be reached, and whether it is
+#   make bench     compare speed, start-up and memory with the targets
 #   make accelerator-check  what holds on the GPUs of this machine, as a report
 #   make measure   speed, schedules, profile, start-up, memory, cuts, plans, retraces
 #   make clean     remove caches and builds (not the environment, not the runs)

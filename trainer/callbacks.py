@@ -285,7 +285,7 @@ class Finiteness(StepCallback):
         for name, value in self._before.items():
             self._learnt[name].assign(value)
         skipped.append(step)
-        print(f"\nStep {step} is left out: {what}.", flush=True)
+        print(f"\nSkipped step {step}: {what}.", flush=True)
 
     def _check_batch(self, step: int) -> None:
         """Raises DivergedError if the batch of a step is not finite itself."""

@@ -96,7 +96,7 @@ class Pipelining(Hyperparams):
     stages_per_device: int | None = field(
         default=None,
         at_least=2,
-        help="v, where a device has several stages. None: the schedule's least.",
+        help="Stages on each device, v; None: the smallest v of the schedule.",
     )
     transfer_dtype: Literal["none", "bfloat16", "float16", "int8", "int8_channel"] = (
         _option("transfer_dtype", default="none")
@@ -515,14 +515,14 @@ class Optimizer(Hyperparams):
         formerly="accumulate",
         default=1,
         at_least=1,
-        help="Steps whose gradients make an update.",
+        help="Steps per optimizer update.",
     )
     ema_decay: float | None = field(
         formerly="average",
         default=None,
         at_least=0,
         less_than=1,
-        help="Decay of the moving average of weights; None: none.",
+        help="EMA decay of weights; None: no moving average.",
     )
     log_norms: bool = field(
         default=False, help="Log norms of gradients, weights and updates."

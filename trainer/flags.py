@@ -54,7 +54,7 @@ _EXCLUDED_BY = {
 
 HELP = """\
 Trains an experiment: python -m trainer --params=NAME
-  --params=NAME   the experiment; without any flag all are listed. For your own:
+  --params=NAME   the experiment (no flags: list all). For your own:
                   --mode=template > mine.py, then --params=mine.Mine
   --logdir=DIR    the run's folder, runs/NAME by default; a stopped run goes on
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
@@ -67,7 +67,7 @@ Trains an experiment: python -m trainer --params=NAME
   --watch         eval each new checkpoint until the run ends
   --smoke_test    build, make one step on zeros, print the plan
   --allow_changes go on with DIR's run with other hyperparameters
-  --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
+  --trace_steps=A,B  --profile_steps=A,B  step range: timeline, TF profiler
   --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
   --hosts=HOST:PORT,... --host_index=I  or --cluster=slurm, by srun  one of many
   --device=cpu    train on the CPU;  --target=h100-80g  inspect for that device
@@ -198,7 +198,7 @@ def parse(argv: Sequence[str]) -> Flags:
     if values["sweep_index"].present and not values["sweep"].value:
         raise UsageError("Expected --sweep=NAME=VALUE,VALUE with --sweep_index=I.")
     if values["tpu_zone"].value and not values["tpu"].value:
-        raise UsageError("Expected --tpu=NAME, which --tpu_zone=ZONE is the zone of.")
+        raise UsageError("Expected --tpu=NAME with --tpu_zone=ZONE.")
     if values["device"].value == "cpu" and (
         values["tpu"].value or values["cluster"].value
     ):

@@ -148,7 +148,7 @@ def find_role(listed: str, index: int | None, *, engine: str = "") -> Role | Non
         UsageError: If they are wrong.
     """
     if index is not None and not listed:
-        raise UsageError("Expected --hosts=HOST:PORT,..., which --host_index=I is of.")
+        raise UsageError("Expected --hosts=HOST:PORT,... with --host_index=I.")
     try:
         if engine:
             role = engines.slurm_role()

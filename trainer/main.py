@@ -307,8 +307,8 @@ def _check_mode(num_hosts: int, flags: Flags) -> None:
     if flags.mode not in commands.TRAINING or flags.smoke_test:
         what = "--smoke_test" if flags.smoke_test else f"--mode={flags.mode}"
         raise UsageError(
-            f"Expected one host for {what}; received {num_hosts}: several train "
-            "alone. Leave out --hosts, --cluster=slurm, or TF_CONFIG."
+            f"Expected one host for {what}; received {num_hosts}: multi-host runs can "
+            "only train. Leave out --hosts, --cluster=slurm, or TF_CONFIG."
         )
     if flags.workers or flags.tpu:
         raise UsageError(

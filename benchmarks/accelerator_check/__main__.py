@@ -146,6 +146,12 @@ def _commit() -> str:
 def main() -> None:
     """Runs the check and exits with 1 if a part failed."""
     flags = _parse()
+    if flags.export:
+        # Here, since the other parts leave TensorFlow to processes of their own.
+        from benchmarks.accelerator_check.export import export
+
+        export(flags.export, quick=flags.quick)
+        return
     names = flags.parts or [part.name for part in PARTS]
     # The others read what the first has found.
     parts = [part for part in PARTS if part.name in ("machine", *names)]
@@ -171,6 +177,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--minutes", type=float, default=20, help="for all parts")
     parser.add_argument("--parts", type=names, help="with commas; all by default")
+    parser.add_argument(
+        "--export", type=Path, metavar="DIR", help="write functions for JAX, and end"
+    )
     parser.add_argument("--quick", action="store_true", help="small models, few cases")
     return parser.parse_args()
 

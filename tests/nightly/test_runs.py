@@ -61,7 +61,7 @@ def test_exporting_a_language_model_says_what_runs_where(
     assert main([*small_lm, plain, "--mode=export"]) == 0
     assert "No int8 file: the model is not quantized." in capsys.readouterr().out
     files = {path.name for path in (tmp_path / "plain" / "export").iterdir()}
-    assert files == {"model.keras", "saved_model"}
+    assert files == {"model.keras", "model.safetensors", "saved_model"}
     small_lm += ["--set=precision.quantize=8bit"]
     assert main([*small_lm, quantized]) == 0
     assert main([*small_lm, quantized, "--mode=export"]) == 0

@@ -61,7 +61,7 @@ def test_a_run_is_in_a_folder_of_its_name(
     assert "The run's folder is runs/parallelism.Pipelined." in capsys.readouterr().out
     assert runs.losses(tmp_path / "runs/parallelism.Pipelined")[-1][0] == 2
     assert main(["trainer", *small, "--mode=eval"]) == 0
-    assert "The checkpoint of step 2." in capsys.readouterr().out
+    assert "Loaded checkpoint, step 2." in capsys.readouterr().out
     assert main(["trainer", *small, "--smoke_test"]) == 0
     assert "The run's folder" not in capsys.readouterr().out
 
@@ -85,7 +85,7 @@ def test_a_run_is_in_a_folder_of_its_name(
         ("--mode=diff lm.Tiny", "Expected --mode=diff A B, each the name of an exper"),
         ("--params=lm.Tiny --device=cpu --tpu=a", "Expected --device=cpu without --tp"),
         ("--mode=doctor --tpu=a", "Expected --tpu with --mode=train_and_eval, train"),
-        ("--params=lm.Tiny --tpu_zone=a", "Expected --tpu=NAME, which --tpu_zone=ZO"),
+        ("--params=lm.Tiny --tpu_zone=a", "Expected --tpu=NAME with --tpu_zone=ZONE."),
         ("--params=lm.Tiny --mode=eval --logdir=none", "none holds no checkpoint"),
         (
             "--params=lm.Tiny --mode=export --logdir=none",

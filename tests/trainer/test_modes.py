@@ -67,7 +67,7 @@ def test_any_checkpoint_is_evaluated(checkpoint: str, trained, capsys) -> None:
     number = best if checkpoint == "best" else int(checkpoint)
     assert main([*command, "--mode=eval", f"--checkpoint={checkpoint}"]) == 0
     printed = capsys.readouterr().out
-    assert f"The checkpoint of step {number}." in printed
+    assert f"Loaded checkpoint, step {number}." in printed
     assert _line_of_the_model(folder, number) in printed
 
 
@@ -82,7 +82,7 @@ def test_the_folder_of_a_run_says_what_to_evaluate(trained, capsys) -> None:
     _, folder = trained
     assert main(["trainer", "--mode=eval", f"--logdir={folder}"]) == 0
     printed = capsys.readouterr().out
-    assert "The checkpoint of step 8." in printed
+    assert "Loaded checkpoint, step 8." in printed
     assert _line_of_the_model(folder, 8) in printed
     changed = "--set=evaluation.max_batches=1"
     assert main(["trainer", "--mode=eval", f"--logdir={folder}", changed]) == 0
@@ -114,7 +114,7 @@ def test_following_evaluates_each_until_the_run_ends(trained, capsys) -> None:
     assert record == final
     printed = capsys.readouterr().out
     assert "step 8: validation loss " in printed
-    assert printed.endswith(f"Nobody trains in {folder} any more.\n")
+    assert printed.endswith(f"Training in {folder} ended; no more checkpoints.\n")
     # What is measured is not measured again.
     measured = runs.records(folder, "eval")
     assert main([*command, "--mode=eval", "--watch"]) == 0

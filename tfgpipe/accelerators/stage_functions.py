@@ -55,7 +55,7 @@ class StageModules:
             unique = dict.fromkeys(names)
             return (
                 {name: compiled(self._function(name)) for name in unique},
-                {k: compiled(self._update(v)) for k, v in _trained(self.step)},
+                {k: compiled(self._update(v)) for k, v in trained(self.step)},
             )
 
     @functools.cached_property
@@ -63,9 +63,20 @@ class StageModules:
         library = self.step.graph.as_graph_def().library
         return functions.graphs_of_functions(library)
 
-    def _function(self, name: str) -> bytes | Compiled:
+    def callable(
+        self, name: str
+    ) -> tuple[Callable[..., list[tf.Tensor]], list[tf.Tensor]]:
+        """Returns a function of the step's graph, and the tensors that it takes.
+
+        Args:
+            name: Its name in the graph's library.
+        """
         graph = self._graphs[name]
-        return self._lower(name, lambda: _call_of(graph), graph.inputs)
+        return _call_of(graph), graph.inputs
+
+    def _function(self, name: str) -> bytes | Compiled:
+        call, inputs = self.callable(name)
+        return self._lower(name, lambda: call, inputs)
 
     def _update(self, weights: Sequence[keras.Variable]) -> bytes | Compiled:
         key = tuple((v.shape, v.dtype) for v in weights)
@@ -85,7 +96,7 @@ class StageModules:
         return self._lowered[key]
 
 
-def _trained(step: Step) -> Iterator[tuple[int, list[keras.Variable]]]:
+def trained(step: Step) -> Iterator[tuple[int, list[keras.Variable]]]:
     """Yields each stage with the variables that it owns and trains, if any."""
     trained = {id(v) for v in step.model.trainable_variables}
     for stage, owned in owned_variables(step.pipeline.stages):

@@ -66,7 +66,7 @@ class Groups:
 
 
 def ending(status: int) -> str:
-    """Returns how a process has ended, by its exit status, negative for a signal."""
+    """Returns the end of a process in words: its exit status, negative for a signal."""
     if status >= 0:
         return f"ended with status {status}"
     with contextlib.suppress(ValueError):

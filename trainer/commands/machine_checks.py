@@ -244,7 +244,7 @@ def check_experiment(experiment: Experiment, *, num_gpus: int) -> Iterator[Check
         which = "pipelining.num_stages, num_replicas or num_shards"
         yield _fails(f"{text}. Set {which}, or --device=cpu.")
     elif not num_gpus and cores < asked:
-        yield _slow_if(True, f"{text}, which they share: none is faster for it.")
+        yield _slow_if(True, f"{text} to share, so there is no speed-up.")
     else:
         yield _ok(f"{text}.")
     if (needed := experiment.num_accelerators) > num_gpus:

@@ -85,7 +85,7 @@ def _evaluate_each(job: Job) -> None:
                     f"{folder} holds no checkpoint to evaluate: the run there has "
                     "ended before its first."
                 )
-            print(f"Nobody trains in {folder} any more.", flush=True)
+            print(f"Training in {folder} ended; no more checkpoints.", flush=True)
             return
         time.sleep(_POLL_SECONDS)
 
@@ -122,7 +122,7 @@ def export(job: Job) -> None:
 def _load(job: Job) -> None:
     checkpoint = _chosen(job.flags.checkpoint, run_dir.checkpoints(job.folder))
     load(checkpoint, job.model)
-    print(f"The checkpoint of step {checkpoint.metadata.step}.", flush=True)
+    print(f"Loaded checkpoint, step {checkpoint.metadata.step}.", flush=True)
 
 
 def _chosen(text: str, folder: Path) -> store.Checkpoint:
