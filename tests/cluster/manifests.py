@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
 
 def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def jobset_schema() -> dict[str, Any]:
+    """Returns the schema of JobSets, which says of itself whence it is."""
+    path = Path(__file__).with_name("jobset-v1alpha2.json")
+    return json.loads(path.read_text("utf-8"))
 
 
 def job_of(document: dict[str, Any]) -> dict[str, Any]:

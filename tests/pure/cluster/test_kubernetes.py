@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.manifests import documents, job_of
+from tests.cluster.manifests import documents, job_of, jobset_schema
 from tfgpipe.cluster.engines.roles import Role
 from tfgpipe_trainer import flags, hosts
 
@@ -22,11 +22,27 @@ def jobs() -> list[Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["job.yaml", "jobset.yaml"])
 def test_manifests_fit_their_schema(name: str, version: str) -> None:
-    """Those of Kubernetes itself; of a JobSet the job that it makes."""
+    """Those of Kubernetes itself; of a JobSet its own, and of the job that it makes."""
     validator = pytest.importorskip("kubernetes_validate")
+    jsonschema = pytest.importorskip("jsonschema")
     for document in documents(name):
-        known = job_of(document) if document["kind"] == "JobSet" else document
-        validator.validate(known, version, strict=True)
+        if document["kind"] == "JobSet":
+            jsonschema.validate(document, jobset_schema())
+            document = job_of(document)
+        validator.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sucessPolicy": {}}, {"failurePolicy": {"maxRestarts": "many"}}],
+    ids=["unknown field", "wrong type"],
+)
+def test_a_wrong_jobset_does_not_fit_its_schema(wrong: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    document = documents("jobset.yaml")[0]
+    document["spec"] |= wrong
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, jobset_schema())
 
 
 @pytest.mark.parametrize("job", jobs())
