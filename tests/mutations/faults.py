@@ -584,8 +584,8 @@ PLANS = (
     Fault(
         "planned gradients of replicas never leave a group of devices",
         "tfgpipe/planner/step_time.py",
-        "link = device.link_across(D * P * T)",
-        "link = device.link_across(D)",
+        "link = device.ring_link(D, stride=P * T)",
+        "link = device.ring_link(D)",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",

@@ -67,6 +67,9 @@ class Device:
         link: The way to other devices of its group.
         network: The way to those beyond.
         group: Number of devices that the fast link connects.
+        rails: Number of rings that a collective of several groups runs at once, each
+            over the network card of another device of a group: 1 for one card in use,
+            the group if each of its devices has one (NCCL's rings do so).
         efficiency: The share of the peak that large products reach.
         fusion_factor: Share of the memory traffic of element-wise operations that is
             left after fusion by a compiler: 1 without a compiler.
@@ -91,6 +94,7 @@ class Device:
     link: Link
     network: Link
     group: int = 8
+    rails: int = 1
     efficiency: float = 0.6
     fusion_factor: float = 0.35
     temp_factor: float = 1.0
@@ -101,7 +105,7 @@ class Device:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "memory", "bandwidth", "group")
+        _check_positive(self, "memory", "bandwidth", "group", "rails")
         for name in ("efficiency", "fusion_factor", "temp_factor"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
@@ -143,6 +147,24 @@ class Device:
     def link_across(self, span: int) -> Link:
         """Returns the slowest link among `span` neighbouring devices."""
         return self.link if span <= self.group else self.network
+
+    def ring_link(self, num: int, *, stride: int = 1) -> Link:
+        """Returns the link of a ring, over all cards that it has in a group.
+
+        >>> device = dataclasses.replace(find("h100-80g"), rails=8)
+        >>> [device.ring_link(16, stride=s).bandwidth / 1e9 for s in (1, 4, 8)]
+        [400.0, 100.0, 50.0]
+
+        Args:
+            num: Number of devices on it.
+            stride: Number of devices from each to the next.
+        """
+        link = self.link_across(num * stride)
+        if link is not self.network:
+            return link
+        cards = max(min(self.rails, self.group // stride), 1)
+        most = max(self.link.bandwidth, link.bandwidth)
+        return dataclasses.replace(link, bandwidth=min(cards * link.bandwidth, most))
 
 
 def _interpolate(points: tuple[tuple[float, float], ...], rows: float) -> float:

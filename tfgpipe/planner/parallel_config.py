@@ -11,6 +11,7 @@ from typing import Literal
 
 from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
+from tfgpipe._util import argument_checks
 from tfgpipe.costs import StepLoad
 from tfgpipe.partition import StepConfig
 from tfgpipe.planner import shard_axes
@@ -41,6 +42,10 @@ class ParallelConfig(StepConfig):
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
             recomputes when asked.
+        sum_when: Start of the sums of gradients over replicas: `"last"`, after the
+            pipeline, as in this library; or `"early"`, layer by layer amid the
+            backwards of the last microbatch, as in others, so that a step waits for
+            what takes longer than these.
         shard_replicas: State that replicas share out, as of `tfgpipe.PipelineStrategy`:
             `"slots"` of the optimizer, so that each updates 1 / D of the weights; or
             `"weights"` as well, of which each has a slice, and gathers those of a stage
@@ -54,6 +59,7 @@ class ParallelConfig(StepConfig):
     shard_axis: ShardAxis = UNITS
     stages_per_device: int = 1
     recompute_when: Literal["asked", "early"] = "asked"
+    sum_when: Literal["last", "early"] = "last"
     shard_replicas: Literal["none", "slots", "weights"] = "none"
 
     def __post_init__(self) -> None:
@@ -61,6 +67,7 @@ class ParallelConfig(StepConfig):
         if isinstance(self.schedule, Schedule):
             num_stages = self.schedule.num_stages
         object.__setattr__(self, "num_stages", num_stages)
+        argument_checks.check_choice("sum_when", self.sum_when, ("last", "early"))
         object.__setattr__(self, "shard_axis", shard_axes.find(self.shard_axis))
         super().__post_init__()
 

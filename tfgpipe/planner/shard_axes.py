@@ -80,7 +80,7 @@ class ShardAxis(abc.ABC):
         """
         if self.parts(layer, num_shards) == 1:
             return PassCost()
-        link = device.link_across(num_shards)
+        link = device.ring_link(num_shards)
         return self._exchange(layer, examples, num_shards, link, dtype)
 
 

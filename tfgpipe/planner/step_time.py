@@ -11,7 +11,8 @@ into `tfgpipe.simulation` with the schedule, the bytes between them and the link
 bandwidth and latency. After that, each device sums gradients over D replicas on a ring,
 2 (D - 1) / D of their bytes (Patarasuk and Yuan 2009), and updates its weights, reading
 and writing weight, gradient and slots once. Of weights in slices each gather is half of
-such a sum, amid the passes, and so is the sum of gradients.
+such a sum, amid the passes, and so is the sum of gradients. Sums that start early
+(`ParallelConfig.sum_when`) are waited for as far as they take longer than backwards.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def update_times(staged: StagedWorkload) -> tuple[float, float]:
     config, stages = staged.config, staged.stages
     D, P, T = config.num_replicas, config.num_devices, config.num_shards
     axis = config.shard_axis
+    amid = _seconds_amid_backwards(staged)
     reduce = update = 0.0
     for p, device in enumerate(staged.devices):
         trained_bytes = sum(
@@ -204,11 +206,34 @@ def update_times(staged: StagedWorkload) -> tuple[float, float]:
         # Of weights and slots each is read and written, of gradients read.
         updated = trained_bytes * config.slot_share
         traffic = 3 * updated + 2 * trained_bytes * staged.num_slots
-        link = device.link_across(D * P * T)
+        link = device.ring_link(D, stride=P * T)
         ways = 2 if config.weight_share == 1 else 1
-        reduce = max(reduce, ways / 2 * ring_seconds(trained_bytes, D, link))
+        summed = ways / 2 * ring_seconds(trained_bytes, D, link)
+        reduce = max(reduce, summed - amid[p])
         update = max(update, traffic / device.bandwidth)
     return reduce, update
+
+
+def _seconds_amid_backwards(staged: StagedWorkload) -> list[float]:
+    """Returns the seconds of sums of gradients that each device does not wait for.
+
+    Sums that start early take place amid the backwards of the last microbatch, beside
+    the gathers of weights in slices.
+    """
+    config = staged.config
+    if config.sum_when != "early":
+        return [0.0] * config.num_devices
+    times = stage_times(staged)
+    gathers = [0.0] * config.num_stages
+    if config.weight_share < 1:
+        gathers = [*map(_gather_seconds(staged), staged.stages)]
+    return [
+        sum(
+            max(times[k].backward + times[k].recompute - gathers[k], 0.0)
+            for k in config.stages_on(p)
+        )
+        for p in range(config.num_devices)
+    ]
 
 
 def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
@@ -243,8 +268,11 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
 def _gather_seconds(staged: StagedWorkload) -> Callable[[Sequence[LayerCost]], float]:
     """Returns the function from layers to the seconds of a gather of their weights."""
     config, T = staged.config, staged.config.num_shards
-    axis = config.shard_axis
-    links = [device.link_across(config.total_devices) for device in staged.devices]
+    axis, stride = config.shard_axis, config.num_devices * T
+    links = [
+        device.ring_link(config.num_replicas, stride=stride)
+        for device in staged.devices
+    ]
     slowest = max(links, key=lambda link: ring_seconds(1e9, config.num_replicas, link))
 
     def seconds(layers: Sequence[LayerCost]) -> float:

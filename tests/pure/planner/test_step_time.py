@@ -89,6 +89,58 @@ def test_replicas_sum_gradients_and_update_their_weights():
     assert time.total == pytest.approx(time.pipeline + time.replicas + time.update)
 
 
+def test_early_sums_are_waited_for_as_far_as_they_take_longer_than_backwards():
+    """The last microbatch of one example: 200 FLOP and 40 bytes a layer, backwards."""
+    asked = request(workload(2), num_devices=4)
+    each = {"num_replicas": 4, "num_microbatches": 2}
+    last = asked.estimate(config(**each)).time
+    early = asked.estimate(config(**each, sum_when="early")).time
+    # Products, three times the weights' bytes, and half of those of the rest.
+    backwards = 2 * (200 / 100 + 3 * 10 * 4 / 10 + 0.5 * 40 / 10)
+    ring = 2 * 3 * (4 * 20 / 4 / 5 + 0.25)
+    assert last.replicas == pytest.approx(ring)
+    assert early.replicas == pytest.approx(max(ring - backwards, 0)) == 0
+    slow = dataclasses.replace(TOY, link=Link(bandwidth=0.5, latency=0.25))
+    early = request(workload(2), num_devices=4, device=slow).estimate(
+        config(**each, sum_when="early")
+    )
+    ring = 2 * 3 * (4 * 20 / 4 / 0.5 + 0.25)
+    assert early.time.replicas == pytest.approx(ring - backwards)
+    assert early.time.pipeline == pytest.approx(last.pipeline)
+
+
+def test_early_sums_of_slices_are_amid_backwards_beside_gathers():
+    """The sum is half of an all-reduce, and the gathers of two stages as much."""
+    slow = dataclasses.replace(TOY, link=Link(bandwidth=2.5, latency=0.0))
+    asked = request(workload(2), num_devices=4, device=slow)
+    each = {"num_replicas": 4, "num_microbatches": 2, "shard_replicas": "weights"}
+    each |= {"schedule": "looped_bfs+gather", "stages_per_device": 2}
+    last, early = (
+        asked.estimate(config(**each, sum_when=when), (1, 1)).time
+        for when in ("last", "early")
+    )
+    assert last.replicas == pytest.approx(3 * 4 * 20 / 4 / 2.5)
+    # A stage is gathered for as long as its gradients are summed.
+    backward = 200 / 100 + 3 * 10 * 4 / 10 + 0.5 * 40 / 10
+    gather = 3 * 4 * 10 / 4 / 2.5
+    beside = 2 * (backward - gather)
+    assert early.replicas == pytest.approx(last.replicas - beside)
+    assert (last.replicas, beside) == pytest.approx((24, 8))
+
+
+def test_a_time_of_sums_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="`sum_when` must be one of 'last', 'early'"):
+        config(sum_when="never")
+
+
+def test_replicas_over_several_groups_use_the_cards_of_each():
+    """Of four devices of a group every second is of one ring."""
+    railed = dataclasses.replace(TOY, rails=4)
+    asked = request(workload(4), num_devices=16, batch_size=16, device=railed)
+    time = asked.estimate(config(num_replicas=8, num_devices=2)).time
+    assert time.replicas == pytest.approx(2 * 7 * (4 * 20 / 8 / 2 + 1.0))
+
+
 def test_replicas_of_other_groups_are_slower():
     asked = request(workload(4), num_devices=16, batch_size=16)
     time = asked.estimate(config(num_replicas=8, num_devices=2)).time

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from benchmarks.llama_plans import workload
+from tests.pure.planner.toys import config
+from tfgpipe.planner import TABLE, Link, PlanRequest
+from tfgpipe.planner.shard_axes import UNITS
 from tfgpipe.planner.transformers import transformer
 
 SIZES = {
@@ -29,6 +34,13 @@ SIZES = {
         ),
         ({"num_key_value_heads": 0}, "`num_key_value_heads` must be an integer"),
         ({"dtype": "float99"}, "`dtype` must be one of 'float32', .* 'float99'"),
+        ({"weight_dtype": "int8"}, "`weight_dtype` must be one of .* 'int8'"),
+        ({"loss_dtype": "int8"}, "`loss_dtype` must be one of .* 'int8'"),
+        ({"head_width": 0}, "`head_width` must be an integer of at least 1"),
+        ({"lora_rank": -1}, "`lora_rank` must be an integer of at least 0"),
+        ({"num_frozen": 3}, "Received num_frozen=3 and num_layers=2"),
+        ({"num_frozen": 1, "lora_rank": 2}, "lora_rank=2, num_frozen=1"),
+        ({"num_experts": 2, "lora_rank": 2}, "lora_rank=2, .* num_experts=2"),
     ],
 )
 def test_sizes_that_no_transformer_has_are_refused(wrong, words):
@@ -120,3 +132,137 @@ def test_fewer_experts_than_a_token_takes_are_refused():
     sizes = {"num_layers": 1, "width": 64, "mlp_width": 256, "num_heads": 4}
     with pytest.raises(ValueError, match="num_experts=2 and top_k=3"):
         transformer(**sizes, name="x", length=32, vocabulary=8, num_experts=2, top_k=3)
+
+
+def test_heads_of_a_width_of_their_own_widen_queries_and_contexts():
+    """Four heads of 32 where the width is 64: twice as wide."""
+    wide, plain = (
+        transformer(**SIZES, flash=True, **other).layers[1]
+        for other in ({"head_width": 32}, {})
+    )
+    more = 4 * 64 * 64  # Of four matrices.
+    assert wide.weights.count - plain.weights.count == more + 3 * 64
+    assert wide.flops.forward - plain.flops.forward == 2 * 16 * more + 4 * 16**2 * 64
+    # Queries, keys, values, contexts.
+    assert wide.tensors.saved - plain.tensors.saved == 4 * 16 * 4 * 64
+    odd = transformer(**{**SIZES, "num_heads": 5}, head_width=16)
+    assert odd.layers[1].max_shards == 5
+
+
+def state_bytes(model, num_slots=2):
+    """Returns the bytes of weights and copies, of gradients, and of slots."""
+    held = PlanRequest(
+        model,
+        device=TABLE["h100-80g"],
+        num_devices=1,
+        batch_size=1,
+        num_slots=num_slots,
+    ).estimate(config())
+    memory = held.fullest
+    return memory.weights, memory.gradients, memory.slots
+
+
+def test_half_precision_everywhere_is_two_bytes_of_each():
+    mixed = transformer(**SIZES, dtype="bfloat16")
+    half = transformer(**SIZES, dtype="bfloat16", weight_dtype="bfloat16")
+    N = mixed.parameters
+    assert half.parameters == N
+    assert state_bytes(mixed) == pytest.approx((6 * N, 4 * N, 8 * N))
+    assert state_bytes(half) == pytest.approx((2 * N, 2 * N, 4 * N))
+    # A copy in float32 and two moments, as slots.
+    assert sum(state_bytes(half, 6)) == pytest.approx(16 * N)
+
+
+def test_a_loss_of_float32_holds_logits_and_their_gradients_in_it():
+    half, loss = (
+        transformer(**SIZES, dtype="bfloat16", loss_dtype=dtype).layers[-1].tensors
+        for dtype in (None, "float32")
+    )
+    logits = 16 * 100
+    assert loss.saved - half.saved == (4 - 2) * logits
+    # The gradient in float32, and cast for the products.
+    assert (half.workspace, loss.workspace) == (2 * logits, (4 + 2) * logits)
+    whole = transformer(**SIZES, loss_dtype="float32").layers[-1].tensors
+    assert whole.workspace == 4 * logits
+
+
+def test_a_tied_softmax_has_no_weights_and_computes_as_much():
+    tied, plain = (transformer(**SIZES, tied=tied) for tied in (True, False))
+    assert plain.parameters - tied.parameters == 100 * 64
+    assert tied.layers[-1].flops == plain.layers[-1].flops
+    assert tied.layers[0] == plain.layers[0]
+
+
+def test_frozen_blocks_pass_gradients_on_and_have_none():
+    """The first block and the embedding; the second block is as it was."""
+    frozen, plain = (transformer(**SIZES, num_frozen=n) for n in (1, 0))
+    embedding, block = frozen.layers[:2]
+    assert embedding.weights.trained_bytes == block.weights.trained_bytes == 0
+    assert block.weights.count == plain.layers[1].weights.count
+    # Four of width by width, and two of the perceptron.
+    matrices = 4 * 64 * 64 + 2 * 64 * 256
+    saved = plain.layers[1].flops.backward - block.flops.backward
+    assert saved == 2 * 16 * matrices
+    assert frozen.layers[2:] == plain.layers[2:]
+    trained = plain.parameters - 100 * 64 - block.weights.count
+    assert state_bytes(frozen)[1:] == pytest.approx((4 * trained, 8 * trained))
+
+
+def test_a_tied_softmax_is_frozen_with_the_embedding():
+    tied = transformer(**SIZES, num_frozen=1, tied=True).layers[-1]
+    own = transformer(**SIZES, num_frozen=1).layers[-1]
+    assert tied.flops.backward == tied.flops.forward == own.flops.backward / 2
+
+
+def test_adapters_alone_are_trained():
+    """Of rank 2, at four matrices of 64 by 64, and two of 64 by 256."""
+    adapters = 2 * (4 * (64 + 64) + 2 * (64 + 256))
+    model, plain = (transformer(**SIZES, lora_rank=rank) for rank in (2, 0))
+    assert model.parameters - plain.parameters == 2 * adapters
+    assert state_bytes(model)[1] == 4 * 2 * adapters
+    block, other = model.layers[1], plain.layers[1]
+    assert block.flops.forward - other.flops.forward == 2 * 16 * adapters
+    matrices = 4 * 64 * 64 + 2 * 64 * 256
+    less = 2 * 16 * matrices - 4 * 16 * adapters
+    assert other.flops.backward - block.flops.backward == less
+    softmax = model.layers[-1].flops
+    assert softmax.backward == softmax.forward == 2 * 16 * 64 * 100
+
+
+def test_a_step_with_adapters_takes_four_flops_for_each_weight_and_token():
+    """And 14 n w for scores: 4 forward, 2 again, 8 backward."""
+    model = workload("70B", lora_rank=16)
+    matrices = model.parameters - 128_256 * 8192
+    expected = 4 * matrices + 14 * 80 * 8192 * 8192
+    assert model.flops / 8192 == pytest.approx(expected, rel=0.01)
+
+
+def test_shards_of_sequences_hold_no_activation_whole():
+    whole, parts = (
+        transformer(**SIZES, sequence_parallel=parts).layers[1].tensors
+        for parts in (False, True)
+    )
+    assert whole.replicated == 5 * 4 * 16 * 64
+    assert parts.replicated == 0
+    assert parts.saved == whole.saved
+
+
+def test_a_sharded_vocabulary_is_divided_with_its_products():
+    """Of 102 tokens two shards have as many, where there are four heads."""
+    sizes = {**SIZES, "vocabulary": 102, "num_heads": 4}
+    embedding, _, _, head = transformer(**sizes, shards_vocabulary=True).layers
+    assert (embedding.max_shards, head.max_shards) == (2, 2)
+    exchanged = UNITS.exchange_seconds(
+        embedding,
+        examples=1,
+        num_shards=2,
+        device=dataclasses.replace(
+            TABLE["h100-80g"], link=Link(bandwidth=1, latency=0)
+        ),
+        dtype="float32",
+    )
+    # The rows that are looked up, and the gradient of the softmax's inputs.
+    assert exchanged.forward == exchanged.backward == 4 * 16 * 64
+    assert head.num_reductions == 0
+    whole = transformer(**sizes).layers
+    assert (whole[0].max_shards, whole[-1].max_shards) == (1, 1)
