@@ -10,7 +10,7 @@
 #   make site      the documentation as a site, in build/site
 #   make guide     rebuild the notebook after editing docs/tutorial/guide.py
 #   make pictures  the pictures of docs/
-#   make bench     compare speed, start-up and memory with the targets
+#   make bench     measure steps beside torch, JAX and plain Keras
 #   make accelerator-check  what holds on the GPUs of this machine, as a report
 #   make measure   speed, schedules, profile, start-up, memory, cuts, plans, retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
@@ -106,7 +106,7 @@ guide: $(DEV_INSTALLED)
 	$(BIN)/python docs/render.py
 
 bench: $(TRAINER_INSTALLED)
-	$(BIN)/python -m benchmarks.targets
+	$(BIN)/python -m benchmarks
 
 # It compares with what the tests' helpers compute.
 accelerator-check: $(DEV_INSTALLED)

@@ -5,7 +5,7 @@
 Steps are simulated unless the name begins with `step-`: one forward takes 10 ms, one
 backward 20, and the next device has a result 1 ms after it is made. Those with `step-`
 are measured here, on a core a device; `growth.png` is drawn from the measurements in
-`benchmarks/growth.json`.
+`benchmarks/growth.json`, `speed.png` from the newest in `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -130,6 +130,13 @@ def _growth(path: Path) -> None:
     growth.draw(rows, path)
 
 
+def _speed(path: Path) -> None:
+    """Steps beside plain Keras, torch and JAX, as measured."""
+    from benchmarks.__main__ import draw
+
+    draw(path)
+
+
 def _planner(path: Path) -> None:
     """What each device holds, of the best plan in docs/how-to/planner.md."""
     command = [sys.executable, "-m", "trainer.plan", *PLAN.split()]
@@ -182,6 +189,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "step-1f1b": _step("1f1b"),
     "step-interleaved": _step("interleaved"),
     "growth": _growth,
+    "speed": _speed,
     "planner-memory": _planner,
     "mesh": _mesh,
 }

@@ -14,7 +14,6 @@ Arguments are not stored: `run_exported.arguments_of` draws them again.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import gzip
 import json
@@ -36,7 +35,7 @@ from benchmarks.accelerator_check.run_exported import Array, Function
 from benchmarks.workloads import EncoderBlock
 from tests.helpers.identity import modelled
 from tfgpipe._compat import functions
-from tfgpipe.accelerators import PLATFORMS, placement, stage_functions, steps
+from tfgpipe.accelerators import PLATFORMS, step_functions
 from tfgpipe.planner import Device
 
 # Of arguments. A product of 768 such entries is of the order of 1.
@@ -113,7 +112,11 @@ def _models(machine: Machine) -> Iterator[tuple[str, str, Iterator[_Traced]]]:
         yield f"lm, {dtype}", dtype, _functions_of(model, batch)
     for stack, schedule in _SMALL:
         model, batch = _small(machine, stack, schedule)
-        yield f"{stack}, {schedule}", "float32", _functions_of(model, batch)
+        yield (
+            f"{stack}, {schedule}",
+            "float32",
+            _functions_of(model, batch),
+        )
     yield "SPMD blocks", "float32", iter([_spmd_step(machine)])
 
 
@@ -139,50 +142,9 @@ def _small(
 
 def _functions_of(model: keras.Model, batch: Any) -> Iterator[_Traced]:
     """Yields the stage functions and updates of a model's step."""
-    step = steps.trace(model, batch, platform="GPU")
-    modules = stage_functions.StageModules(step)
-    library = {f.signature.name: f for f in step.graph.as_graph_def().library.function}
-    calls: collections.Counter[str] = collections.Counter()
-    names: dict[str, str] = {}
-    for op in step.graph.get_operations():
-        if op.name.startswith("stage_") and not placement.is_on_host(op.name):
-            function = steps.innermost(op.node_def.attr["f"].func.name, library)
-            calls[function] += 1
-            kind = placement.without_number(op.name).removeprefix("stage_")
-            where = step.devices.index(op.device)
-            names.setdefault(function, f"{kind} of device {where}")
-    for function, count in calls.items():
-        call, inputs = modules.callable(function)
-        specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
-        yield _Traced(names[function], call, specs, count)
-    for index, weights in stage_functions.trained(step):
-        yield _update(model.optimizer, index, weights)
-
-
-def _update(
-    optimizer: keras.optimizers.Optimizer, index: int, weights: Sequence[Any]
-) -> _Traced:
-    """Returns the update of a stage's weights: of them, their gradients and slots."""
-    config = keras.optimizers.serialize(optimizer)
-    with tf.device("CPU:0"):
-        copies = [
-            keras.Variable("zeros", shape=v.shape, dtype=v.dtype) for v in weights
-        ]
-        other: Any = keras.optimizers.deserialize(config)
-        other.build(copies)
-    slots = list(other.variables)
-
-    def update(*given: tf.Tensor) -> Any:
-        n = len(copies)
-        held = given[:n] + given[2 * n :]
-        for variable, x in zip([*copies, *slots], held, strict=True):
-            # Second moments are not negative.
-            variable.assign(tf.abs(x) if "velocity" in variable.path else x)
-        other.apply(list(given[n : 2 * n]), copies)
-        return [variable.value for variable in (*copies, *slots)]
-
-    specs = [tf.TensorSpec(v.shape, v.dtype) for v in (*copies, *copies, *slots)]
-    return _Traced(f"update of stage {index}", update, specs)
+    for each in step_functions(model, batch, platform="GPU"):
+        name = f"{each.name} of device {each.device}"
+        yield _Traced(name, each.function, each.specs, each.calls)
 
 
 def _spmd_step(machine: Machine) -> _Traced:

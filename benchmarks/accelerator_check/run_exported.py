@@ -82,7 +82,8 @@ class Function:
 def arguments_of(function: Function) -> list[np.ndarray]:
     """Returns the arguments of a function, the same on every machine.
 
-    Floats are normal, integers below 8, single ones 0 or 1.
+    Floats are normal, of updates their absolute values; integers are below 8, single
+    ones 0 or 1.
     """
     found = []
     for index, each in enumerate(function.arguments):
@@ -94,6 +95,8 @@ def arguments_of(function: Function) -> list[np.ndarray]:
             found.append(rng.integers(0, limit, each.shape).astype(each.dtype))
         else:
             drawn = function.scale * rng.standard_normal(each.shape, dtype=np.float32)
+            if function.name.startswith("update"):  # Second moments are not negative.
+                drawn = np.abs(drawn)
             found.append(drawn.astype(_dtype(each.dtype)))
     return found
 

@@ -27,6 +27,7 @@ class Peer:
         schedules: Those it has.
         workloads: Those that its module has.
         one_process: Whether all its stages run in one process.
+        can_compile: Whether it also trains what a compiler of its own makes.
     """
 
     module: str
@@ -34,6 +35,7 @@ class Peer:
     schedules: tuple[str, ...] = ("gpipe",)
     workloads: tuple[str, ...] = ("mlp", "transformer")
     one_process: bool = False
+    can_compile: bool = False
 
     @property
     def package(self) -> str:
@@ -52,6 +54,7 @@ PEERS = {
         requirements=(TORCH, "numpy"),
         schedules=("plain", "gpipe", "1f1b", "interleaved", "zero_bubble"),
         workloads=("mlp", "transformer", "decoder", "resnet50", "translation"),
+        can_compile=True,
     ),
     "torchgpipe": Peer(
         module="torch_gpipe",

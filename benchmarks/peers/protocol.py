@@ -85,6 +85,7 @@ class Task:
         schedule: The order of the actions, or "plain".
         remat: What is rematerialised.
         port: One that is free, for the processes to find each other.
+        compiled: Whether the library's compiler takes the whole model, or each stage.
     """
 
     workload: str
@@ -95,6 +96,7 @@ class Task:
     schedule: str
     remat: Literal["none", "stage"]
     port: int
+    compiled: bool = False
 
 
 def layer_counts(

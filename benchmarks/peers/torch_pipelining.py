@@ -28,7 +28,10 @@ def make_step(task: protocol.Task, rank: int) -> protocol.StepFn:
     torch.set_num_threads(1)
     if task.schedule == "plain":
         model = torch_layers.read(task, num_stages=1)
-        return torch_layers.whole_step(torch_layers.Chain(model.layers), model)
+        chain = torch_layers.Chain(model.layers)
+        if task.compiled:
+            chain.compile()
+        return torch_layers.whole_step(chain, model)
     return _stages_step(task, rank)
 
 
@@ -43,6 +46,9 @@ def _stages_step(task: protocol.Task, rank: int) -> protocol.StepFn:
     mine: list[nn.Module] = [model.stages[k] for k in numbers]
     if task.remat == "stage":
         mine = [torch_layers.Rematerialised(module) for module in mine]
+    if task.compiled:
+        for module in mine:
+            module.compile()
     stages = [
         pipelining.PipelineStage(module, k, virtual, torch.device("cpu"))
         for k, module in zip(numbers, mine, strict=True)

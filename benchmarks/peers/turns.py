@@ -139,6 +139,7 @@ def measure(
     remat: Remat = "none",
     sizes: Mapping[str, float] | None = None,
     warmup: int = 2,
+    compiled: bool = False,
 ) -> Comparison:
     """Trains all sides in turns, each stage on a core of its own, or on a shared one.
 
@@ -152,6 +153,8 @@ def measure(
         remat: `"none"` or `"stage"`.
         sizes: Keyword arguments of the workload, or None for those in `TIMED`.
         warmup: How many steps go before these.
+        compiled: True for sides that compile more than as installed, as well: plain
+            Keras by XLA, torch by `torch.compile`.
     """
     cores = tuple(sorted(os.sched_getaffinity(0))[:num_stages])
     sizes = dict(TIMED.get(workload, {}) if sizes is None else sizes)
@@ -163,6 +166,8 @@ def measure(
             cores=cores[:1],
         )
     }
+    if compiled:
+        ours[f"{PLAIN} XLA"] = dataclasses.replace(ours[PLAIN], jit_compile=True)
     for schedule in dict.fromkeys([*schedules, "1f1b"]):
         ours[f"tfgpipe {schedule}"] = Side(
             workload=workload,
@@ -185,7 +190,13 @@ def measure(
         for name, python in pythons.items():
             if workload not in PEERS[name].workloads:
                 continue
-            for order in schedules_of(name, schedules, remat, workload):
+            orders = [
+                (order, by_compiler)
+                for order in schedules_of(name, schedules, remat, workload)
+                for by_compiler in ((False, True) if compiled else (False,))
+                if not by_compiler or compiles(name, order, workload)
+            ]
+            for order, by_compiler in orders:
                 K = 1 if order == "plain" else num_stages
                 process = PeerProcess(
                     python,
@@ -199,10 +210,12 @@ def measure(
                         schedule=order,
                         remat="none" if remat == "none" else "stage",
                         port=_free_port(),
+                        compiled=by_compiler,
                     ),
                     cores=cores[:K],
                 )
-                sides[f"{name} {order}"] = stack.enter_context(process)
+                side_name = f"{name} {order}{' compiled' if by_compiler else ''}"
+                sides[side_name] = stack.enter_context(process)
                 versions.update(process.versions)
         turns = [
             {name: side.step() for name, side in sides.items()}
@@ -249,6 +262,21 @@ def schedules_of(
             yield schedule
 
 
+def compiles(name: str, order: str, workload: str) -> bool:
+    """Returns whether a peer trains what a compiler of its own makes.
+
+    Stages of `resnet50` that `torch.compile` has compiled end with "input tensor has to
+    be contiguous", of gradients that gloo is to receive.
+
+    Args:
+        name: The peer.
+        order: A schedule, or "plain".
+        workload: The workload.
+    """
+    fails = workload == "resnet50" and order != "plain"
+    return PEERS[name].can_compile and not fails
+
+
 def summarise(
     turns: Sequence[Mapping[str, Step]],
     *,
@@ -267,7 +295,7 @@ def summarise(
     rows = []
     for name in turns[0]:
         losses = [turn[name].loss for turn in turns]
-        same = PLAIN if name.endswith("plain") else pipelines_as
+        same = PLAIN if "plain" in name else pipelines_as
         expected = [turn[same].loss for turn in turns]
         differ = compare_losses and not all(
             math.isclose(a, b, rel_tol=TOLERANCE)
@@ -300,10 +328,7 @@ def _share_of_others(turns: Sequence[Mapping[str, Step]], num_cores: int) -> flo
     A plain side is looked at on its own core only, and has the other one free.
     """
     some = [
-        step
-        for turn in turns
-        for name, step in turn.items()
-        if not name.endswith("plain")
+        step for turn in turns for name, step in turn.items() if "plain" not in name
     ]
     stolen = sum(step.stolen_seconds for step in some)
     return max(0.0, stolen / sum(step.seconds for step in some) / num_cores)

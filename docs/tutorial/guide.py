@@ -303,7 +303,7 @@ tfgpipe.plot_timelines([timing.theory, timing.timeline])
 # %% [markdown]
 # By the formula GPipe's schedule with K = 2 and M = 8 is at most 2 x 8 / 9 = 1.78 times
 # as fast as one device. Sixteen dense layers reached 1.50 on two cores, which is 85% of
-# that (`make bench`, [table](../../benchmarks/RESULTS.md#targets)).
+# that (`python -m benchmarks.targets`, [table](../../benchmarks/RESULTS.md#targets)).
 
 # %% [markdown]
 # ## Rematerialisation

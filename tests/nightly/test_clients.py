@@ -55,9 +55,12 @@ def test_clients_train_as_the_replicas_of_one_process_or_are_told_why_not(
             assert second.wait(PATIENCE) == EX_TEMPFAIL
             assert "The client of replica 0 has ended." in log.read_text()
         with started(four, tmp_path, "other weights") as others:
-            assert [program.wait(PATIENCE) for program, _ in others] == [1, 1]
-            for _, log in others:
-                assert "must start from the same weights" in log.read_text()
+            statuses = [program.wait(PATIENCE) for program, _ in others]
+            # The slower of both may learn first that the other one has ended.
+            assert 1 in statuses
+            said = {1: "must start from the same weights", EX_TEMPFAIL: "has ended."}
+            for status, (_, log) in zip(statuses, others, strict=True):
+                assert said[status] in log.read_text()
     found = [
         json.loads(log.read_text().partition("found ")[2].partition("\n")[0])
         for _, log in both

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,17 +92,26 @@ def wait_for_step(
 
 @contextlib.contextmanager
 def timing_recovery(folder: Path, what: str) -> Iterator[None]:
-    """Prints the seconds until a step that the run had not reached, under `-rP`.
+    """Prints the longest pause between new steps, under `-rP`: until four are done.
 
     Args:
         folder: The run's folder.
         what: The fault that happens inside.
     """
-    before = time.monotonic()
     reached = max(step for step, _ in losses(folder))
+    pauses: list[float] = []
+
+    def watch() -> None:
+        for step in range(reached + 1, reached + 5):
+            before = time.monotonic()
+            wait_for_step(folder, step)
+            pauses.append(time.monotonic() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     yield
-    wait_for_step(folder, reached + 1)
-    print(f"{what}: {time.monotonic() - before:.1f} s to the next step")
+    watcher.join()
+    print(f"{what}: {max(pauses):.1f} s to the next step")
 
 
 OF_THE_MACHINE = {"throughput", "flops_per_second", "mfu", "memory"}

@@ -6,7 +6,7 @@ placement        where its operations run on GPUs, and what is copied for them
 hlo              the HLO module of what TensorFlow has traced
 compilers        a compiler in a process of its own, and what it says of a module
 compile_process  that process
-stage_functions  the stage functions of a step, compiled
+stage_functions  the stage functions and updates of a step, and compiled
 report           all of it together: `tfgpipe.dry_run`
 
 Nothing is run, so nothing is said of results or measured times. The compilers are
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from tfgpipe.accelerators.report import Transfer as Transfer
     from tfgpipe.accelerators.report import dry_run as dry_run
     from tfgpipe.accelerators.report import dry_runs as dry_runs
+    from tfgpipe.accelerators.stage_functions import step_functions as step_functions
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
     hlo="UnsupportedOpError",
     placement="HOST Operation",
     report="DryRun FunctionReport Transfer dry_run dry_runs",
+    stage_functions="step_functions",
 )

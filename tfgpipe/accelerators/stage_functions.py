@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
 from tfgpipe._compat import functions
+from tfgpipe.accelerators import placement, steps
 from tfgpipe.accelerators.compilers import Compiled, Compiler
 from tfgpipe.accelerators.hlo import hlo
 from tfgpipe.accelerators.platforms import Platform
@@ -21,6 +23,83 @@ _IN_PLACE = {
     "InplaceAdd": tf.raw_ops.TensorScatterAdd,
     "InplaceUpdate": tf.raw_ops.TensorScatterUpdate,
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepFunction:
+    """A function that a training step calls, of tensors alone.
+
+    Attributes:
+        name: The action that it computes, such as `"forward"`, or `"update"`.
+        device: The index of the first device that it runs on.
+        calls: Number of its calls in a step.
+        function: Computes tensors from tensors, in a graph of TensorFlow. An update
+            takes weights, their gradients and slots, and returns weights and slots.
+        specs: Shapes and types of these.
+    """
+
+    name: str
+    device: int
+    calls: int
+    function: Callable[..., Any]
+    specs: Sequence[tf.TensorSpec]
+
+
+def step_functions(
+    model: keras.Model, batch: Any, *, platform: Literal["GPU", "TPU"]
+) -> Iterator[StepFunction]:
+    """Yields the stage functions and updates of a step, traced and not run.
+
+    Args:
+        model: The model, as of `dry_run`.
+        batch: The batch of a step, as of `dry_run`.
+        platform: Type of the devices that they are traced for.
+
+    Raises:
+        ValueError: If the model has no pipeline or is not compiled, or if a size of the
+            batch is not known.
+    """
+    step = steps.trace(model, batch, platform=platform)
+    modules = StageModules(step)
+    library = {f.signature.name: f for f in step.graph.as_graph_def().library.function}
+    called: dict[str, list[tf.Operation]] = {}
+    for op in step.graph.get_operations():
+        if op.name.startswith("stage_") and not placement.is_on_host(op.name):
+            function = steps.innermost(op.node_def.attr["f"].func.name, library)
+            called.setdefault(function, []).append(op)
+    for function, calls in called.items():
+        call, inputs = modules.callable(function)
+        yield StepFunction(
+            name=placement.without_number(calls[0].name).removeprefix("stage_"),
+            device=step.devices.index(calls[0].device),
+            calls=len(calls),
+            function=call,
+            specs=[tf.TensorSpec(x.shape, x.dtype) for x in inputs],
+        )
+    for index, weights in _trained(step):
+        copies, optimizer = _copies_of(model.optimizer, weights)
+        held = (*copies, *copies, *optimizer.variables)
+        yield StepFunction(
+            name="update",
+            device=index,
+            calls=1,
+            function=functools.partial(_assigned_update, copies, optimizer),
+            specs=[tf.TensorSpec(v.shape, v.dtype) for v in held],
+        )
+
+
+def _assigned_update(
+    copies: Sequence[keras.Variable],
+    optimizer: keras.optimizers.Optimizer,
+    *given: tf.Tensor,
+) -> list[Any]:
+    """Returns weights and slots after an update: of them, gradients between."""
+    n = len(copies)
+    variables = [*copies, *optimizer.variables]
+    for variable, x in zip(variables, given[:n] + given[2 * n :], strict=True):
+        variable.assign(x)
+    optimizer.apply(list(given[n : 2 * n]), copies)
+    return [variable.value for variable in variables]
 
 
 class StageModules:
@@ -55,7 +134,7 @@ class StageModules:
             unique = dict.fromkeys(names)
             return (
                 {name: compiled(self._function(name)) for name in unique},
-                {k: compiled(self._update(v)) for k, v in trained(self.step)},
+                {k: compiled(self._update(v)) for k, v in _trained(self.step)},
             )
 
     @functools.cached_property
@@ -96,7 +175,7 @@ class StageModules:
         return self._lowered[key]
 
 
-def trained(step: Step) -> Iterator[tuple[int, list[keras.Variable]]]:
+def _trained(step: Step) -> Iterator[tuple[int, list[keras.Variable]]]:
     """Yields each stage with the variables that it owns and trains, if any."""
     trained = {id(v) for v in step.model.trainable_variables}
     for stage, owned in owned_variables(step.pipeline.stages):
@@ -109,6 +188,18 @@ def _update_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> Callable[..., None]:
     """Returns the update of copies of weights, all on one device, from gradients."""
+    copies, other = _copies_of(optimizer, weights)
+
+    def update(*gradients: tf.Tensor) -> None:
+        other.apply(list(gradients), copies)
+
+    return update
+
+
+def _copies_of(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
+) -> tuple[list[keras.Variable], keras.optimizers.Optimizer]:
+    """Returns weights of zeros on one device, and an optimizer built for them."""
     with tf.device("CPU:0"):
         copies = [
             keras.Variable("zeros", shape=v.shape, dtype=v.dtype) for v in weights
@@ -116,11 +207,7 @@ def _update_of(
         config = keras.optimizers.serialize(optimizer)
         other = keras.optimizers.deserialize(config)
         other.build(copies)
-
-    def update(*gradients: tf.Tensor) -> None:
-        other.apply(list(gradients), copies)
-
-    return update
+    return copies, other
 
 
 def _call_of(graph: tf.Graph) -> Callable[..., list[tf.Tensor]]:
