@@ -49,6 +49,16 @@ WORKLOADS = {
     "translation": "encoder and decoder",
 }
 PEERS = ("torch", "jax")
+# Sides of each kind, of which the best is shown.
+_KINDS = {
+    "plain Keras": ("tfgpipe plain",),
+    "plain Keras, XLA": ("tfgpipe plain XLA",),
+    "tfgpipe": ("tfgpipe gpipe", "tfgpipe 1f1b"),
+    "plain torch": ("torch plain", "torch plain compiled"),
+    "torch": ("torch gpipe", "torch 1f1b"),
+    "torch, compiled": ("torch gpipe compiled", "torch 1f1b compiled"),
+    "JAX": ("jax gpipe",),
+}
 # Of a bar in the picture; higher ones say how high.
 _HIGHEST = 1.8
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
@@ -142,14 +152,6 @@ def best(rows: Sequence[Mapping[str, Any]], workload: str) -> dict[str, float]:
         rows: Those of a result.
         workload: Its name.
     """
-    kinds = {
-        "plain Keras": ("tfgpipe plain",),
-        "plain Keras, XLA": ("tfgpipe plain XLA",),
-        "tfgpipe": ("tfgpipe gpipe", "tfgpipe 1f1b"),
-        "torch": ("torch gpipe", "torch 1f1b"),
-        "torch, compiled": ("torch gpipe compiled", "torch 1f1b compiled"),
-        "JAX": ("jax gpipe",),
-    }
     ms = {
         row["side"]: row["ms"]
         for row in rows
@@ -157,7 +159,7 @@ def best(rows: Sequence[Mapping[str, Any]], workload: str) -> dict[str, float]:
     }
     found = {
         kind: [ms[side] for side in sides if side in ms]
-        for kind, sides in kinds.items()
+        for kind, sides in _KINDS.items()
     }
     return {kind: min(times) for kind, times in found.items() if times}
 
@@ -171,9 +173,7 @@ def section(result: Mapping[str, Any]) -> str:
             ms[kind] for kind in ("torch", "torch, compiled", "JAX") if kind in ms
         ]
         row = {"ms a step": title}
-        for kind in ("plain Keras", "plain Keras, XLA", "tfgpipe"):
-            row[kind] = f"{ms[kind]:.0f}" if kind in ms else ""
-        for kind in ("torch", "torch, compiled", "JAX"):
+        for kind in _KINDS:
             row[kind] = f"{ms[kind]:.0f}" if kind in ms else ""
         row["tfgpipe ÷ best other"] = f"{ms['tfgpipe'] / min(theirs):.2f}"
         rows.append(row)

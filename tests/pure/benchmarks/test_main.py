@@ -66,6 +66,7 @@ def test_each_library_is_shown_with_its_best_schedule():
         "plain Keras": 100.0,
         "plain Keras, XLA": 90.0,
         "tfgpipe": 60.0,
+        "plain torch": 120.0,
         "torch": 75.0,
         "torch, compiled": 50.0,
     }
