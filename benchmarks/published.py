@@ -14,9 +14,9 @@ In each family and kind of device every second setting calibrates, and the other
 judged; rows of equal settings are on the same side. Calibrated are
 
     efficiency   of each kind of device in a family, the median over its rows
-    rails        of each family: 1, or those of a group that has as many network cards
-                 as devices, whichever is off by less in the mean; the latter where
-                 both are the same
+    cards        of each family: 1, or as many network cards of a group as it has
+                 devices, whichever is off by less in the mean; the latter where both
+                 are the same
     overhead     GiB of each family whose source has memory: the device's runtime, and
                  what its allocator holds beyond tensors, the median over its rows
 
@@ -280,18 +280,20 @@ class Fit:
 
     Attributes:
         efficiency: Of each kind of device.
-        rails: Rings that a collective of several groups runs at once.
+        network_cards: Rings that a collective of several groups runs at once.
         overhead: GiB beside tensors.
     """
 
     efficiency: Mapping[str, float]
-    rails: int = 1
+    network_cards: int = 1
     overhead: float = 0.0
 
     def __str__(self) -> str:
         each = (f"{value:.2f} of {name}" for name, value in self.efficiency.items())
         known = f"; overhead {self.overhead:.1f} GiB" if self.overhead else ""
-        return f"efficiency {', '.join(each)}; rails {self.rails}{known}"
+        return (
+            f"efficiency {', '.join(each)}; network_cards {self.network_cards}{known}"
+        )
 
 
 def device(row: Published, fit: Fit) -> Device:
@@ -301,7 +303,7 @@ def device(row: Published, fit: Fit) -> Device:
     return dataclasses.replace(
         found,
         efficiency=fit.efficiency[row.device],
-        rails=fit.rails,
+        network_cards=fit.network_cards,
         flops={"bfloat16": row.peak},
         link=dataclasses.replace(found.link, bandwidth=ways * found.link.bandwidth),
         reserved=0.0,
@@ -355,7 +357,10 @@ def calibrate(rows: Sequence[Published]) -> Fit:
     # A TPU's groups are whole slices.
     most = 1 if any(name.startswith("tpu") for name in names) else 8
     # Where no ring leaves a group, that of NVIDIA's systems: a card for each device.
-    fits = [fit_efficiency(rows, rails) for rails in dict.fromkeys((most, 1))]
+    fits = [
+        fit_efficiency(rows, network_cards)
+        for network_cards in dict.fromkeys((most, 1))
+    ]
     fit = min(fits, key=lambda fit: statistics.mean(map(abs, log_errors(rows, fit))))
     known = [row for row in rows if row.memory_gib]
     if not known:
@@ -364,16 +369,16 @@ def calibrate(rows: Sequence[Published]) -> Fit:
     return dataclasses.replace(fit, overhead=max(statistics.median(missing), 0.0))
 
 
-def fit_efficiency(rows: Sequence[Published], rails: int) -> Fit:
+def fit_efficiency(rows: Sequence[Published], network_cards: int) -> Fit:
     """Returns the efficiencies with which half of the rows are predicted too fast."""
     found = {row.device: 0.6 for row in rows}
     for _ in range(ROUNDS):
-        fit = Fit(dict(found), rails)
+        fit = Fit(dict(found), network_cards)
         for name in found:
             mine = [row for row in rows if row.device == name]
             off = math.exp(statistics.median(log_errors(mine, fit)))
             found[name] = min(found[name] / off, 1.0)
-    return Fit(found, rails)
+    return Fit(found, network_cards)
 
 
 def log_errors(rows: Sequence[Published], fit: Fit) -> list[float]:

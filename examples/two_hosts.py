@@ -13,7 +13,7 @@ stage. It needs no GPU, takes 60 seconds, and ends with:
     the last 3 losses equal those of an undisturbed plain model
 
 On two real hosts run `python -m tfgpipe.cluster worker --port=4000 --host=0.0.0.0`, and
-this program with their addresses in TFGPIPE_CLUSTER, again after status 75. Read
+this program with their addresses in TFGPIPE_CLUSTER, again after its kill. Read
 docs/how-to/hosts.md first: the ports of workers belong into a private network.
 """
 

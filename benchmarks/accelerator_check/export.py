@@ -19,6 +19,7 @@ import gzip
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,9 @@ class _Traced:
     """A function, and what it is called with.
 
     Attributes:
-        name: Which it is.
-        function: Computes tensors from tensors.
-        specs: Their shapes and types.
+        name: Its name.
+        function: The computation, of tensors from tensors.
+        specs: Shapes and types of its arguments.
         calls: Number of its calls in a step.
     """
 
@@ -69,13 +70,16 @@ def export(folder: Path, *, quick: bool) -> None:
     """Writes the functions of some models.
 
     Args:
-        folder: Where; what is there is replaced.
+        folder: A new folder, or that of an earlier export, which is replaced.
         quick: True for small models.
     """
     tf.config.experimental.enable_tensor_float_32_execution(False)
     tfgpipe.make_logical_cpus(4)
     devices = [f"CPU:{i}" for i in range(4)]
     machine = Machine(kind="CPU", devices=devices, num_physical=1, quick=quick)
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if found and "manifest.json" not in found:
+        sys.exit(f"Expected a new folder, or one of an export; received {folder}.")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     written: list[Function] = []

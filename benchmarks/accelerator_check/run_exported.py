@@ -15,6 +15,7 @@ bandwidth of the device's data sheet. Writes `DIR/report-DEVICE.md`; the exit st
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -50,10 +51,10 @@ class Function:
     """One exported function.
 
     Attributes:
-        name: Which it is.
-        model: The model that it is of.
+        name: Its name.
+        model: Its model.
         file: The name of its files, without the ending.
-        arguments: What it takes.
+        arguments: Shapes and types of its arguments.
         tolerance: Of a result's entry, and of the largest entry.
         calls: Number of its calls in a step.
         scale: Standard deviation of floating arguments.
@@ -87,7 +88,7 @@ def arguments_of(function: Function) -> list[np.ndarray]:
     """
     found = []
     for index, each in enumerate(function.arguments):
-        rng = np.random.Generator(np.random.PCG64([index, len(function.file)]))
+        rng = np.random.Generator(np.random.PCG64([index, int(function.file)]))
         if each.dtype == "bool":
             found.append(rng.random(each.shape) < 0.5)
         elif "int" in each.dtype:
@@ -197,12 +198,15 @@ class _Runner:
             self._jax.block_until_ready(call())
             seconds.append(time.perf_counter() - started)
         measured["ms"] = 1e3 * statistics.median(seconds)
-        costs = executable.cost_analysis()
-        costs = costs[0] if isinstance(costs, list) else costs
-        measured["flops"] = costs.get("flops", 0.0)
-        measured["bytes"] = costs.get("bytes accessed", 0.0)
-        memory = executable.get_compiled_memory_stats()
-        measured["temporary MiB"] = memory.temp_size_in_bytes / 2**20
+        # Of the device's plugin, which may not have them.
+        with contextlib.suppress(Exception):
+            costs = executable.cost_analysis()
+            costs = costs[0] if isinstance(costs, list) else costs
+            measured["flops"] = costs["flops"]
+            measured["bytes"] = costs["bytes accessed"]
+        with contextlib.suppress(Exception):
+            memory = executable.get_compiled_memory_stats()
+            measured["temporary MiB"] = memory.temp_size_in_bytes / 2**20
         return [np.asarray(each) for each in results], measured
 
     def _compile(self, text: str) -> Any:
@@ -306,22 +310,23 @@ def _of_function(
     if fast != text:
         _, measured = runner.run(fast, arguments)
         row["fast ms"] = f"{measured['ms']:.3g}"
-    if peaks:
+    if peaks and measured.keys() >= {"flops", "bytes"}:
         half = any("float16" in each.dtype for each in function.arguments)
         peak = peaks["bfloat16" if half else "tf32"]
         least = max(measured["flops"] / peak, measured["bytes"] / peaks["bandwidth"])
         row["roofline ms"] = f"{1e3 * least:.3g}"
         row["of roofline"] = f"{1e3 * least / measured['ms']:.0%}"
-    row["temporary MiB"] = f"{measured['temporary MiB']:.1f}"
+    if "temporary MiB" in measured:
+        row["temporary MiB"] = f"{measured['temporary MiB']:.1f}"
     row["compiled in s"] = f"{measured['compiled in s']:.1f}"
     return row
 
 
 def _peaks(devices: dict[str, dict[str, float]], kind: str) -> dict[str, float]:
-    """Returns the data sheet of a device by the name that its driver gives."""
+    """Returns the data sheet of a device by its driver's name, if one alone fits."""
     words = kind.lower().replace("-", " ").split()
     found = [name for name in devices if name.partition("-")[0] in words]
-    return devices[found[-1]] if found else {}
+    return devices[found[0]] if len(found) == 1 else {}
 
 
 def _table(rows: Sequence[dict[str, str]]) -> str:

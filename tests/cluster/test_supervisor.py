@@ -101,8 +101,8 @@ def test_restarts_are_limited(
 def test_waits_begin_anew_after_a_good_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervisor_lib, "_GOOD_SECONDS", 0.5)
-    code = counting(tmp_path / "n", "time.sleep(1 if n == 3 else 0); sys.exit(75)")
+    monkeypatch.setattr(supervisor_lib, "_GOOD_SECONDS", 3)
+    code = counting(tmp_path / "n", "time.sleep(4 if n == 3 else 0); sys.exit(75)")
     assert launch(code, "--replicas=1", "--max_restarts=3") == 75
     said = capfd.readouterr().err
     assert "1 of 3." in said
@@ -130,7 +130,7 @@ def test_a_command_that_does_not_exist_is_told(
     flags = ["--replicas=1", "--", "no-such-program"]
     assert main(["cluster", "launch", *flags]) == 2
     said = capfd.readouterr().err
-    assert "Cannot run no-such-program: No such file or directory." in said
+    assert "No such file or directory: 'no-such-program'" in said
 
 
 @pytest.mark.parametrize(("number", "expected"), [("SIGTERM", 9), ("SIGINT", 130)])
@@ -244,7 +244,7 @@ def test_a_replica_that_fails_for_good_ends_the_run_with_its_status(
 def test_a_worker_that_is_killed_or_asked_to_end_is_started_again_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervisor_lib, "_LOSS_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor_lib, "_LOSS_SECONDS", 5)
     program = (
         "import tensorflow as tf\n"
         "from tests.cluster import processes\n"
@@ -270,6 +270,8 @@ def test_a_worker_that_is_killed_or_asked_to_end_is_started_again_with_the_comma
     assert said.count("The command ended with status 75: starting it again") == 2
     assert "Worker 0 at 127.0.0.1:" in said
     assert "ValueError: its own" in said
+    assert "Worker 0 was ended by SIGKILL. It said: " in said
+    assert "Worker 0 ended with status 0. It said: " in said
 
 
 def test_replicas_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:

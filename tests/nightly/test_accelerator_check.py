@@ -37,25 +37,43 @@ def test_all_that_cpus_can_show_passes_and_the_rest_is_named(tmp_path):
         assert re.search(rf"\| {value} \|.*\| 0\.\d+ \|", text), value
 
 
-def test_functions_are_exported_and_jax_gives_the_same_for_them(tmp_path):
-    folder = tmp_path / "exported"
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("check") / "exported"
     command = [sys.executable, "-m", "benchmarks.accelerator_check", "--quick"]
     run = subprocess.run(
         [*command, f"--export={folder}"], cwd=ROOT, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
-    number = len(list(folder.glob("*.mlir.gz")))
-    assert number == len(list(folder.glob("*.npz"))) > 60
-    assert f"{number} functions, " in run.stdout
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 40 * 2**20
-    if importlib.util.find_spec("jax") is None:
-        pytest.skip("JAX is not installed: exported functions are not run.")
-    ran = subprocess.run(
-        [sys.executable, folder / "run_exported.py", folder, "--repeats=1"],
-        cwd=folder,  # It needs nothing of the checkout.
+    return folder
+
+
+def test_functions_are_exported(exported):
+    number = len(list(exported.glob("*.mlir.gz")))
+    assert number == len(list(exported.glob("*.npz"))) > 60
+    assert sum(path.stat().st_size for path in exported.iterdir()) < 40 * 2**20
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="JAX is not installed."
+)
+def test_jax_gives_the_same_for_exported_functions(exported):
+    run = subprocess.run(
+        [sys.executable, exported / "run_exported.py", exported, "--repeats=1"],
+        cwd=exported,  # It needs nothing of the checkout.
         capture_output=True,
         text=True,
     )
-    assert ran.returncode == 0, ran.stdout
-    report = (folder / "report-cpu.md").read_text("utf-8")
-    assert f"{number} functions, 0 failed." in report
+    assert run.returncode == 0, run.stdout
+    assert " functions, 0 failed." in (exported / "report-cpu.md").read_text("utf-8")
+
+
+def test_a_folder_of_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "kept").write_text("text")
+    command = [sys.executable, "-m", "benchmarks.accelerator_check"]
+    run = subprocess.run(
+        [*command, f"--export={tmp_path}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert "Expected a new folder, or one of an export" in run.stderr
+    assert (tmp_path / "kept").read_text() == "text"

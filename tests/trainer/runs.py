@@ -107,7 +107,7 @@ def timing_recovery(folder: Path, what: str) -> Iterator[None]:
             wait_for_step(folder, step)
             pauses.append(time.monotonic() - before)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     yield
     watcher.join()

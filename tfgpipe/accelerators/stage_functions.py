@@ -79,9 +79,11 @@ def step_functions(
     for index, weights in _trained(step):
         copies, optimizer = _copies_of(model.optimizer, weights)
         held = (*copies, *copies, *optimizer.variables)
+        # Its first replica's, and of that the first shard.
+        first = step.pipeline.mesh.devices[0][index][0]
         yield StepFunction(
             name="update",
-            device=index,
+            device=step.devices.index(first),
             calls=1,
             function=functools.partial(_assigned_update, copies, optimizer),
             specs=[tf.TensorSpec(v.shape, v.dtype) for v in held],

@@ -121,10 +121,14 @@ class Cluster:
 
         def exit_if_lost(*error: Any) -> None:
             show(*error)
-            may_be = self.num_replicas == 1 or _is_of_tensorflow(error[0])
-            lost = self.lost(seconds=_LOSS_SECONDS) if may_be else None
-            if lost is not None:
-                end_process(lost)
+            if not issubclass(error[0], Exception):
+                return
+            # Of replicas the first error of one ends the sessions of all.
+            of_one = self.num_replicas == 1
+            if of_one or error[0] is WorkerLost or _is_of_tensorflow(error[0]):
+                lost = self.lost(seconds=_LOSS_SECONDS if of_one else 0)
+                if lost is not None:
+                    end_process(lost)
 
         sys.excepthook = exit_if_lost
 

@@ -3,9 +3,9 @@
 TensorFlow's runtime listens on all addresses of its host, which no option changes
 (`*:port` in `ss -ltn`, whatever the address in its cluster definition). Its sockets are
 this process' own, so `bind_server` sets the loopback interface on them once they are
-there: the kernel then answers other hosts that the port is closed. A call that another
-host makes in the milliseconds before ends the process; a firewall or a network
-namespace alone prevents it.
+there: the kernel then answers other hosts that the port is closed. The connection of
+one that called in the milliseconds before is closed; a firewall or a network namespace
+alone keeps it out from the first moment.
 
 What a client leaves on a server, such as its variables, stays there for minutes after
 the client is gone. So a worker starts a process for each client, which is `run`.
@@ -20,6 +20,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from collections.abc import Iterator
 from tfgpipe.cluster import health
 from tfgpipe.cluster.errors import ClusterError, exit_with_parent
 
+# How often, and how long after another, late callers are looked for.
+_REFUSALS, _REFUSAL_SECONDS = 50, 0.2
 _CURE = (
     "Run all processes in a network namespace of their own, as a container has one, or "
     "behind a firewall that closes this port, with addresses of that network in place "
@@ -46,8 +49,7 @@ def bind_server(port: int, *, loopback: bool) -> Iterator[None]:
             that all are.
 
     Raises:
-        ClusterError: If it cannot be bound to the loopback interface, or another host
-            has connected to it before it was.
+        ClusterError: If it cannot be bound to the loopback interface.
     """
     if not loopback:
         warnings.warn(
@@ -72,14 +74,22 @@ def bind_server(port: int, *, loopback: bool) -> Iterator[None]:
             f"TensorFlow listens on port {port} of all addresses of this host, and "
             f"could not be kept to this machine alone: {error}. {_CURE}"
         ) from error
-    check_callers(port)
+    refuse_callers(port)
+    threading.Thread(target=_refuse_for_a_while, args=(port,), daemon=True).start()
 
 
-def check_callers(port: int) -> None:
-    """Checks that this machine alone is connected to a port.
+def _refuse_for_a_while(port: int) -> None:
+    """Refuses what waited to be accepted when the port was closed."""
+    for _ in range(_REFUSALS):
+        time.sleep(_REFUSAL_SECONDS)
+        refuse_callers(port)
 
-    Raises:
-        ClusterError: If another host is, which called before the port was closed to it.
+
+def refuse_callers(port: int) -> None:
+    """Closes connections of other hosts, which called before a port was closed to them.
+
+    Args:
+        port: A port that this process listens on.
     """
     for each in _sockets(port):
         with contextlib.suppress(OSError):  # It listens, or has ended.
@@ -87,10 +97,10 @@ def check_callers(port: int) -> None:
             caller = getattr(caller, "ipv4_mapped", None) or caller
             if not caller.is_loopback:
                 each.shutdown(socket.SHUT_RDWR)
-                raise ClusterError(
-                    f"{caller} has connected to port {port} before it was closed to "
-                    "other hosts: TensorFlow listens on all addresses for some "
-                    f"milliseconds. {_CURE}"
+                sys.stderr.write(
+                    f"WARNING: {caller} had connected to port {port}, and is refused: "
+                    "TensorFlow listens on all addresses for some milliseconds. "
+                    f"{_CURE}\n"
                 )
 
 
@@ -155,6 +165,4 @@ def run(options: ServerOptions) -> int:
     while True:
         sys.stdout.write(json.dumps({"devices": devices}) + "\n")
         sys.stdout.flush()
-        if options.loopback:  # What waited to be accepted is a caller now.
-            check_callers(options.port)
         time.sleep(health.BEAT_SECONDS)

@@ -34,7 +34,6 @@ _LOSS_SECONDS = 10.0
 # What runs that long has had a good start: delays of restarts begin anew.
 _GOOD_SECONDS = 60.0
 _MAX_DELAY = 30.0
-# Exit statuses that ask for another attempt.
 _RESTARTED = (EX_TEMPFAIL, EXIT_PREEMPTED)
 
 _Process: TypeAlias = "subprocess.Popen[bytes]"
@@ -47,9 +46,8 @@ class LaunchOptions:
     Attributes:
         command: The program, and its arguments.
         workers: Number of workers to start, or None.
-        replicas: Number of processes of the command, or None for one: with
-            workers see `tfgpipe.cluster.connect`, without
-            `tfgpipe.MultiWorkerPipelineStrategy`.
+        replicas: Number of processes of the command, or None for one: clients of the
+            workers, or without these processes of `MultiWorkerPipelineStrategy`.
         devices: Into how many devices each worker splits its CPU.
         max_restarts: Most restarts.
         log_dir: The folder of the workers' logs, or None for a new one.
@@ -80,11 +78,9 @@ def run(options: LaunchOptions) -> int:
             supervisor = _Supervisor(options, groups)
             with supervisor.catching_signals():
                 return supervisor.run()
-        except OSError as error:
-            _say(f"Cannot run {error.filename}: {error.strerror}.")
-        except ClusterError as error:
+        except (OSError, ClusterError) as error:
             _say(str(error))
-        return 2
+            return 2
 
 
 class _Supervisor:
@@ -94,6 +90,7 @@ class _Supervisor:
         self._options = options
         self._groups = groups
         self._signal = 0
+        self._good = Deadline(_GOOD_SECONDS)
         self._logs: list[Path] = []
         if options.workers is not None:
             folder = Path(options.log_dir or tempfile.mkdtemp(prefix="tfgpipe-launch-"))
@@ -105,17 +102,17 @@ class _Supervisor:
         """Returns the exit status of the command."""
         most, restarts, in_a_row = self._options.max_restarts, 0, 0
         while not self._signal:
-            started = time.monotonic()
+            self._good = Deadline(_GOOD_SECONDS)
             with contextlib.ExitStack() as stack:
                 status = self._attempt(stack)
             if self._signal or (status >= 0 and status not in _RESTARTED):
-                return status
+                return status if status >= 0 else 128 + self._signal
             how = f"The command {ending(status)}"
             if restarts == most:
                 _say(f"{how}, and --max_restarts={most} are used up.")
                 return status if status > 0 else 128 - status
             restarts += 1
-            in_a_row = 1 if time.monotonic() > started + _GOOD_SECONDS else in_a_row + 1
+            in_a_row = 1 if self._good.is_over else in_a_row + 1
             delay = delay_of_restart(in_a_row)
             wait = f", in {delay:.0f} s" if delay else ""
             _say(f"{how}: starting it again, {restarts} of {most}{wait}.")
@@ -159,8 +156,10 @@ class _Supervisor:
         if self._signal:
             own = [-1 if status is None else status for status in ended]
             return max(own) if min(own) >= 0 else 128 + self._signal
-        # One that is killed goes before those that fail because of it.
+        # A kill goes before what fails because of it.
         status = min(filter(None, ended), default=EX_TEMPFAIL if None in ended else 0)
+        if status > 0 and self._is_one_lost(workers):
+            return EX_TEMPFAIL
         if status in ended and None in ended:
             replica = ended.index(status)
             _say(f"Replica {replica} {ending(status)}: ending the others.")
@@ -181,13 +180,14 @@ class _Supervisor:
                 return ended
             if self._signal and not signalled:
                 signalled, limit = True, Deadline(_GRACE_SECONDS)
-                _say(f"{signal.Signals(self._signal).name}: ending everything.")
                 for command in commands:
                     self._groups.signal(command, self._signal)
+                _say(f"{signal.Signals(self._signal).name}: ending everything.")
             elif not (signalled or {*ended} <= {None, 0, EX_TEMPFAIL}):
                 return ended
             elif limit is None and (self._is_one_lost(workers) or EX_TEMPFAIL in ended):
                 limit = Deadline(_LOSS_SECONDS)
+                _say(f"The command has {_LOSS_SECONDS:.0f} s to end.")
             time.sleep(_POLL_SECONDS)
 
     def _start(
@@ -210,19 +210,16 @@ class _Supervisor:
         return self._start(command, stack, **output)
 
     def _is_one_lost(self, workers: Sequence[_Process]) -> bool:
-        """Returns whether a worker has been ended.
-
-        Raises:
-            ClusterError: If one has ended by itself: it would do so again.
-        """
-        statuses = [worker.poll() for worker in workers]
-        for index, log in enumerate(self._logs):
-            if status := max(statuses[index] or 0, 0):
-                said = log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
-                raise ClusterError(
-                    f"Worker {index} {ending(status)}. It said: {said} (in {log})"
-                )
-        return any(status is not None for status in statuses)
+        """Returns whether a worker has ended; raises if one has, soon, by an error."""
+        gone = [(i, x.poll()) for i, x in enumerate(workers) if x.poll() is not None]
+        for index, status in gone:
+            log = self._logs[index]
+            said = log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
+            how = f"Worker {index} {ending(status or 0)}. It said: {said} (in {log})"
+            if status and status > 0 and not self._good.is_over:
+                raise ClusterError(how)
+            _say(how)
+        return bool(gone)
 
     def _variables(self, listed: Sequence[str]) -> Iterator[dict[str, str]]:
         """Yields the environment variables of each process of the command."""
@@ -246,4 +243,5 @@ _START = time.monotonic()
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"[launch {time.monotonic() - _START:6.1f} s] {text}\n")
+    with contextlib.suppress(OSError):  # Of a terminal that was closed.
+        sys.stderr.write(f"[launch {time.monotonic() - _START:6.1f} s] {text}\n")

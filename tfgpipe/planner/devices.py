@@ -67,9 +67,9 @@ class Device:
         link: The way to other devices of its group.
         network: The way to those beyond.
         group: Number of devices that the fast link connects.
-        rails: Number of rings that a collective of several groups runs at once, each
-            over the network card of another device of a group: 1 for one card in use,
-            the group if each of its devices has one (NCCL's rings do so).
+        network_cards: Number of network cards of a group in use at once, each by a
+            ring of a collective of several groups: the group if each of its devices
+            has one (NCCL's rings do so).
         efficiency: The share of the peak that large products reach.
         fusion_factor: Share of the memory traffic of element-wise operations that is
             left after fusion by a compiler: 1 without a compiler.
@@ -94,7 +94,7 @@ class Device:
     link: Link
     network: Link
     group: int = 8
-    rails: int = 1
+    network_cards: int = 1
     efficiency: float = 0.6
     fusion_factor: float = 0.35
     temp_factor: float = 1.0
@@ -105,7 +105,7 @@ class Device:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "memory", "bandwidth", "group", "rails")
+        _check_positive(self, "memory", "bandwidth", "group", "network_cards")
         for name in ("efficiency", "fusion_factor", "temp_factor"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
@@ -151,7 +151,7 @@ class Device:
     def ring_link(self, num: int, *, stride: int = 1) -> Link:
         """Returns the link of a ring, over all cards that it has in a group.
 
-        >>> device = dataclasses.replace(find("h100-80g"), rails=8)
+        >>> device = dataclasses.replace(find("h100-80g"), network_cards=8)
         >>> [device.ring_link(16, stride=s).bandwidth / 1e9 for s in (1, 4, 8)]
         [400.0, 100.0, 50.0]
 
@@ -162,7 +162,8 @@ class Device:
         link = self.link_across(num * stride)
         if link is not self.network:
             return link
-        cards = max(min(self.rails, self.group // stride), 1)
+        # As many rings as a stride has devices share them.
+        cards = max(min(self.network_cards, self.group) // stride, 1)
         most = max(self.link.bandwidth, link.bandwidth)
         return dataclasses.replace(link, bandwidth=min(cards * link.bandwidth, most))
 

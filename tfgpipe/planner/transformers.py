@@ -64,7 +64,7 @@ def transformer(
     gated: bool = False,
     flash: bool = False,
     tied: bool = False,
-    num_frozen: int = 0,
+    num_frozen_layers: int = 0,
     lora_rank: int = 0,
     num_experts: int = 1,
     top_k: int = 1,
@@ -101,8 +101,9 @@ def transformer(
         flash: True for attention that saves no scores.
         tied: True for a softmax with the embedding's weights, which are counted once,
             where the embedding is: a last stage's copy is left out.
-        num_frozen: Number of the first blocks whose weights are frozen, and with them
-            the embedding's.
+        num_frozen_layers: Number of the first blocks whose weights are frozen, and with
+            them the embedding's. They are charged with gradients of inputs, which those
+            of the first stage do not need.
         lora_rank: Rank of the adapters at each matrix of the blocks, all other weights
             frozen; 0 for none.
         num_experts: E, which T divides if it is not 1.
@@ -132,7 +133,10 @@ def transformer(
     )
     for argument, value in (("num_layers", num_layers), *sizes._asdict().items()):
         argument_checks.check_count(argument, value, most=2**31)
-    for argument, value in (("num_frozen", num_frozen), ("lora_rank", lora_rank)):
+    for argument, value in (
+        ("num_frozen_layers", num_frozen_layers),
+        ("lora_rank", lora_rank),
+    ):
         argument_checks.check_count(argument, value, least=0, most=2**31)
     of_loss = dtype if loss_dtype is None else loss_dtype
     for argument, value in (
@@ -143,10 +147,10 @@ def transformer(
         choices = ("float32", "bfloat16", "float16")
         argument_checks.check_choice(argument, value, choices)
     _check_heads(sizes, own_width=head_width is not None)
-    _check_trained(num_frozen, num_layers, lora_rank, sizes)
+    _check_trained(num_frozen_layers, num_layers, lora_rank, sizes)
     numbers = _Numbers(*map(dtype_bytes, (dtype, weight_dtype, of_loss)))
     whole = math.gcd(vocabulary, shared) if shards_vocabulary else 1
-    adapted, frozen = lora_rank > 0, num_frozen > 0
+    adapted, frozen = lora_rank > 0, num_frozen_layers > 0
     form = _Form(gated, flash, sequence_parallel, lora_rank)
     embedding = _embedding(sizes, numbers, trained=not (adapted or frozen), most=whole)
     learns = not (adapted or (tied and frozen))
@@ -156,7 +160,9 @@ def transformer(
         for trained in (not adapted, False)
     )
     blocks = [
-        dataclasses.replace(first if i < num_frozen else block, name=f"block {i}")
+        dataclasses.replace(
+            first if i < num_frozen_layers else block, name=f"block {i}"
+        )
         for i in range(num_layers)
     ]
     return Workload(
@@ -225,17 +231,19 @@ def _check_heads(sizes: _Sizes, *, own_width: bool) -> None:
         )
 
 
-def _check_trained(num_frozen: int, num_layers: int, rank: int, sizes: _Sizes) -> None:
+def _check_trained(
+    num_frozen_layers: int, num_layers: int, rank: int, sizes: _Sizes
+) -> None:
     """Raises an error if weights cannot be frozen, or adapted, as asked."""
-    if num_frozen > num_layers:
+    if num_frozen_layers > num_layers:
         raise ValueError(
-            "`num_frozen` is of the blocks that there are. Received "
-            f"num_frozen={num_frozen} and num_layers={num_layers}."
+            "`num_frozen_layers` is of the blocks that there are. Received "
+            f"num_frozen_layers={num_frozen_layers} and num_layers={num_layers}."
         )
-    if rank and (num_frozen or sizes.num_experts > 1):
+    if rank and (num_frozen_layers or sizes.num_experts > 1):
         raise ValueError(
             "Adapters are at the matrices of all blocks, which have no experts. "
-            f"Received lora_rank={rank}, num_frozen={num_frozen} and "
+            f"Received lora_rank={rank}, num_frozen_layers={num_frozen_layers} and "
             f"num_experts={sizes.num_experts}."
         )
 

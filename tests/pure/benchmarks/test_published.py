@@ -94,19 +94,19 @@ def test_equal_settings_are_on_one_side():
 
 def test_a_fit_finds_the_constants_of_rows_that_the_planner_made():
     rows = [row for row in COUNTED if row.model == "MPT 70b"]
-    truth = published.Fit({row.device: 0.43 for row in rows}, rails=8)
+    truth = published.Fit({row.device: 0.43 for row in rows}, network_cards=8)
     made = [
         dataclasses.replace(row, tokens=published.predicted_tokens(row, truth))
         for row in rows
     ]
     found = published.calibrate(made)
-    assert found.rails == 8
+    assert found.network_cards == 8
     assert found.efficiency == pytest.approx(truth.efficiency, rel=1e-2)
 
 
 def test_an_overhead_is_what_the_fullest_device_lacks():
     rows = [row for row in COUNTED if row.family == "vocabulary" and row.memory_gib]
-    plain = published.Fit({"a100-80g": 0.6}, rails=8)
+    plain = published.Fit({"a100-80g": 0.6}, network_cards=8)
     made = [
         dataclasses.replace(row, memory_gib=published.predicted_gib(row, plain) + 3)
         for row in rows[:4]

@@ -58,22 +58,24 @@ def test_devices_of_a_group_are_closer():
 )
 def test_a_ring_of_several_groups_uses_the_cards_of_its_devices(num, stride, cards):
     """Groups of four, of which every device, every second, or one is on the ring."""
-    each = device(rails=4).ring_link(num, stride=stride)
+    each = device(network_cards=4).ring_link(num, stride=stride)
     assert each == Link(bandwidth=cards * 1e6, latency=1)
     assert device().ring_link(num, stride=stride) == device().network
 
 
 def test_a_ring_is_no_faster_than_the_link_of_a_group():
     slow = Link(bandwidth=3e6, latency=0)
-    assert device(rails=4, link=slow).ring_link(8).bandwidth == 3e6
-    assert device(rails=4, link=slow).ring_link(4) == slow
+    assert device(network_cards=4, link=slow).ring_link(8).bandwidth == 3e6
+    assert device(network_cards=4, link=slow).ring_link(4) == slow
     slower = Link(bandwidth=1e3, latency=0)
-    assert device(rails=4, link=slower).ring_link(8).bandwidth == 1e6
+    assert device(network_cards=4, link=slower).ring_link(8).bandwidth == 1e6
 
 
 def test_a_number_of_rails_is_above_0():
-    with pytest.raises(ValueError, match=r"`rails` of a device is above 0. Received 0"):
-        device(rails=0)
+    with pytest.raises(
+        ValueError, match=r"`network_cards` of a device is above 0. Received 0"
+    ):
+        device(network_cards=0)
 
 
 def test_an_unknown_device_is_refused_with_those_there_are():

@@ -135,8 +135,8 @@ def test_a_time_of_sums_that_there_is_not_is_refused():
 
 def test_replicas_over_several_groups_use_the_cards_of_each():
     """Of four devices of a group every second is of one ring."""
-    railed = dataclasses.replace(TOY, rails=4)
-    asked = request(workload(4), num_devices=16, batch_size=16, device=railed)
+    with_cards = dataclasses.replace(TOY, network_cards=4)
+    asked = request(workload(4), num_devices=16, batch_size=16, device=with_cards)
     time = asked.estimate(config(num_replicas=8, num_devices=2)).time
     assert time.replicas == pytest.approx(2 * 7 * (4 * 20 / 8 / 2 + 1.0))
 

@@ -38,8 +38,8 @@ SIZES = {
         ({"loss_dtype": "int8"}, "`loss_dtype` must be one of .* 'int8'"),
         ({"head_width": 0}, "`head_width` must be an integer of at least 1"),
         ({"lora_rank": -1}, "`lora_rank` must be an integer of at least 0"),
-        ({"num_frozen": 3}, "Received num_frozen=3 and num_layers=2"),
-        ({"num_frozen": 1, "lora_rank": 2}, "lora_rank=2, num_frozen=1"),
+        ({"num_frozen_layers": 3}, "Received num_frozen_layers=3 and num_layers=2"),
+        ({"num_frozen_layers": 1, "lora_rank": 2}, "lora_rank=2, num_frozen_layers=1"),
         ({"num_experts": 2, "lora_rank": 2}, "lora_rank=2, .* num_experts=2"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_tied_softmax_has_no_weights_and_computes_as_much():
 
 def test_frozen_blocks_pass_gradients_on_and_have_none():
     """The first block and the embedding; the second block is as it was."""
-    frozen, plain = (transformer(**SIZES, num_frozen=n) for n in (1, 0))
+    frozen, plain = (transformer(**SIZES, num_frozen_layers=n) for n in (1, 0))
     embedding, block = frozen.layers[:2]
     assert embedding.weights.trained_bytes == block.weights.trained_bytes == 0
     assert block.weights.count == plain.layers[1].weights.count
@@ -209,8 +209,8 @@ def test_frozen_blocks_pass_gradients_on_and_have_none():
 
 
 def test_a_tied_softmax_is_frozen_with_the_embedding():
-    tied = transformer(**SIZES, num_frozen=1, tied=True).layers[-1]
-    own = transformer(**SIZES, num_frozen=1).layers[-1]
+    tied = transformer(**SIZES, num_frozen_layers=1, tied=True).layers[-1]
+    own = transformer(**SIZES, num_frozen_layers=1).layers[-1]
     assert tied.flops.backward == tied.flops.forward == own.flops.backward / 2
 
 
