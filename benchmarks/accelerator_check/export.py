@@ -77,8 +77,8 @@ def export(folder: Path, *, quick: bool) -> None:
     tfgpipe.make_logical_cpus(4)
     devices = [f"CPU:{i}" for i in range(4)]
     machine = Machine(kind="CPU", devices=devices, num_physical=1, quick=quick)
-    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if found and "manifest.json" not in found:
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if there and "manifest.json" not in there:
         sys.exit(f"Expected a new folder, or one of an export; received {folder}.")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

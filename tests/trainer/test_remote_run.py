@@ -109,7 +109,7 @@ def test_a_run_there_is_that_of_a_folder_here(
     # Elsewhere, of what is there: with one of the old checkpoints.
     other = ["trainer", f"--logdir={URL}", "--mode=eval", "--checkpoint=4"]
     assert main(other) == 0
-    assert "checkpoint of step 4" in capsys.readouterr().out
+    assert "Loaded checkpoint, step 4." in capsys.readouterr().out
     bucket().rm_file("runs/mine/decode/predictions.csv")
     assert main(["trainer", f"--logdir={URL}", "--mode=decode"]) == 0
     assert "decode/predictions.csv" in held()

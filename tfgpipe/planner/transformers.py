@@ -131,8 +131,11 @@ def transformer(
         num_experts=num_experts,
         top_k=top_k,
     )
-    for argument, value in (("num_layers", num_layers), *sizes._asdict().items()):
-        argument_checks.check_count(argument, value, most=2**31)
+    named = zip(
+        ("num_layers", *_Sizes.__annotations__), (num_layers, *sizes), strict=True
+    )
+    for size, count in named:
+        argument_checks.check_count(size, count, most=2**31)
     for argument, value in (
         ("num_frozen_layers", num_frozen_layers),
         ("lora_rank", lora_rank),
