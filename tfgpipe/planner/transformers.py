@@ -136,11 +136,11 @@ def transformer(
     )
     for size, count in named:
         argument_checks.check_count(size, count, most=2**31)
-    for argument, value in (
+    for size, count in (
         ("num_frozen_layers", num_frozen_layers),
         ("lora_rank", lora_rank),
     ):
-        argument_checks.check_count(argument, value, least=0, most=2**31)
+        argument_checks.check_count(size, count, least=0, most=2**31)
     of_loss = dtype if loss_dtype is None else loss_dtype
     for argument, value in (
         ("dtype", dtype),
