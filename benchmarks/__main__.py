@@ -23,7 +23,6 @@ import datetime
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -95,15 +94,9 @@ def measure(names: Sequence[str], steps: int, *, small: bool) -> dict[str, Any]:
         print(f"{seconds:.0f} s; other work took {busy}.\n", flush=True)
     text = Path("/proc/cpuinfo").read_text("utf-8")
     known = set(re.findall(r"\w+", text.partition("flags")[2].partition("\n")[0]))
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M"),
-        "commit": commit,
+        "commit": report.commit(),
         "machine": report.machine(),
         "flags": [flag for flag in _FLAGS if flag in known],
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1"),

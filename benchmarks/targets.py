@@ -20,7 +20,6 @@ import csv
 import datetime
 import os
 import statistics
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -204,15 +203,9 @@ def history() -> list[dict[str, str]]:
 
 def note(figures: Mapping[str, float], text: str) -> None:
     """Adds a row with all figures to the history."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     row = {
         "date": datetime.date.today().isoformat(),
-        "commit": commit,
+        "commit": report.commit(),
         "note": text,
         "machine": report.machine(),
         **report.our_versions(),

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.accelerator_check.report import PARTS, Outcome, Part, report
+from benchmarks.peers.report import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path("runs/accelerator-check")
@@ -116,7 +117,7 @@ def check(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    about = f"{date}, commit {_commit()}. {' '.join(options)}".strip()
+    about = f"{date}, commit {commit()}. {' '.join(options)}".strip()
     end = time.monotonic() + 60 * minutes
     outcomes: list[Outcome] = []
     for i, part in enumerate(parts, 1):
@@ -132,15 +133,6 @@ def check(
         print(f"    {outcome.status}, {outcome.seconds:.0f} s", flush=True)
         (folder / "report.md").write_text(report(outcomes, about=about), "utf-8")
     return outcomes
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return run.stdout.strip()
 
 
 def main() -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import tables
 
+ROOT = Path(__file__).resolve().parents[2]
 HEADING = "## Measured\n"
 
 
@@ -24,6 +26,16 @@ def machine() -> str:
         if line.startswith("model name"):
             processor = line.partition(":")[2].strip()
     return f"{processor}, {os.cpu_count()} cores"
+
+
+def commit() -> str:
+    """Returns the commit of the checkout, `-dirty` if it is changed."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()
 
 
 def our_versions() -> dict[str, str]:

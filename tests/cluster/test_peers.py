@@ -342,6 +342,14 @@ def test_a_server_that_cannot_be_kept_to_this_machine_is_an_error() -> None:
         pass  # No server listens there.
 
 
+@pytest.fixture
+def other_host() -> str:
+    """An address of this machine that is not the loopback one."""
+    for host in other_addresses():
+        return host
+    pytest.skip("This machine has the loopback interface alone.")
+
+
 def served(port: int, *hosts: str, stack: contextlib.ExitStack) -> list[socket.socket]:
     """Returns a server's connections with what calls it by some addresses."""
     listening = socket.create_server(
@@ -356,34 +364,32 @@ def served(port: int, *hosts: str, stack: contextlib.ExitStack) -> list[socket.s
 
 
 def test_a_host_that_calls_before_the_port_is_closed_to_it_is_refused(
-    capsys: pytest.CaptureFixture[str],
+    other_host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (port,) = free_ports(1)
-    [host, *_] = other_addresses() or [""]
-    if not host:
-        pytest.skip("This machine has the loopback interface alone.")
     with contextlib.ExitStack() as stack:
         with server.bind_server(port, loopback=True):
-            own, other = served(port, "127.0.0.1", host, stack=stack)
+            own, other = served(port, "127.0.0.1", other_host, stack=stack)
         assert other.recv(1) == b""
         own.setblocking(False)
         with pytest.raises(BlockingIOError):  # It is open, and nothing has come.
             own.recv(1)
-    assert f"WARNING: {host} had connected to port {port}" in capsys.readouterr().err
+    assert (
+        f"WARNING: {other_host} had connected to port {port}" in capsys.readouterr().err
+    )
 
 
 def test_a_host_that_is_accepted_later_is_refused_as_well(
-    capsys: pytest.CaptureFixture[str],
+    other_host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (port,) = free_ports(1)
-    [host, *_] = other_addresses() or [""]
-    if not host:
-        pytest.skip("This machine has the loopback interface alone.")
     with socket.create_server(("", port)) as listening:
         with server.bind_server(port, loopback=True):
-            other = socket.create_connection((host, port))
+            other = socket.create_connection((other_host, port))
         with other:
             accepted, _ = listening.accept()
             with accepted:
                 assert accepted.recv(1) == b""
-    assert f"WARNING: {host} had connected to port {port}" in capsys.readouterr().err
+    assert (
+        f"WARNING: {other_host} had connected to port {port}" in capsys.readouterr().err
+    )

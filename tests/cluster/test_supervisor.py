@@ -189,15 +189,16 @@ def test_replicas_find_the_workers_and_which_they_are(
     code = (
         "import os\n"
         f"names = {WORKERS_VARIABLE!r}, {REPLICA_VARIABLE!r}\n"
-        "told = ' '.join(os.environ[name] for name in names)\n"
-        "os.write(1, told.encode() + b'\\n')  # At once, also unbuffered.\n"
+        "values = ' '.join(os.environ[name] for name in names)\n"
+        "os.write(1, values.encode() + b'\\n')  # At once, also unbuffered.\n"
     )
     flags = ["--workers=2", "--replicas=2", f"--log_dir={tmp_path}"]
     assert launch(code, *flags) == 0
-    told = [line.split() for line in sorted(capfd.readouterr().out.splitlines())]
-    assert [replica for _, replica in told] == ["0", "1"]
-    assert told[0][0] == told[1][0]
-    assert len(parse_addresses(told[0][0])) == 2
+    lines = [line.split() for line in sorted(capfd.readouterr().out.splitlines())]
+    (first, _), (second, _) = lines
+    assert [replica for _, replica in lines] == ["0", "1"]
+    assert first == second
+    assert len(parse_addresses(first)) == 2
 
 
 def test_a_replica_that_hangs_is_started_again_with_the_others(

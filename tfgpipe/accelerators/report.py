@@ -24,7 +24,7 @@ from tfgpipe.accelerators.platforms import (
     find,
     roofline_seconds,
 )
-from tfgpipe.accelerators.stage_functions import StageModules
+from tfgpipe.accelerators.stage_functions import StageModules, stage_calls
 from tfgpipe.report import device_memory
 
 _GRADIENT = "gradient_tape/"
@@ -476,10 +476,7 @@ def _functions(
     library = {f.signature.name: f for f in optimized.library.function}
     calls: collections.Counter[tuple[str, str, int]] = collections.Counter()
     index = {name: i for i, name in enumerate(step.devices)}
-    for op in step.graph.get_operations():
-        if not op.name.startswith("stage_") or placement.is_on_host(op.name):
-            continue
-        function = steps.innermost(op.node_def.attr["f"].func.name, library)
+    for op, function in stage_calls(step, library):
         calls[(placement.without_number(op.name), function, index[op.device])] += 1
     graphs = functions.graphs_of_functions(optimized.library)
     peaks = {name: cluster.peak_bytes(graphs[name]) for _, name, _ in calls}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -63,10 +63,8 @@ def step_functions(
     modules = StageModules(step)
     library = {f.signature.name: f for f in step.graph.as_graph_def().library.function}
     called: dict[str, list[tf.Operation]] = {}
-    for op in step.graph.get_operations():
-        if op.name.startswith("stage_") and not placement.is_on_host(op.name):
-            function = steps.innermost(op.node_def.attr["f"].func.name, library)
-            called.setdefault(function, []).append(op)
+    for op, function in stage_calls(step, library):
+        called.setdefault(function, []).append(op)
     for function, calls in called.items():
         call, inputs = modules.callable(function)
         yield StepFunction(
@@ -88,6 +86,20 @@ def step_functions(
             function=functools.partial(_assigned_update, copies, optimizer),
             specs=[tf.TensorSpec(v.shape, v.dtype) for v in held],
         )
+
+
+def stage_calls(
+    step: Step, library: Mapping[str, Any]
+) -> Iterator[tuple[tf.Operation, str]]:
+    """Yields the calls of stage functions in a step, each with the function's name.
+
+    Args:
+        step: The step.
+        library: The functions of its graph.
+    """
+    for op in step.graph.get_operations():
+        if op.name.startswith("stage_") and not placement.is_on_host(op.name):
+            yield op, steps.innermost(op.node_def.attr["f"].func.name, library)
 
 
 def _assigned_update(

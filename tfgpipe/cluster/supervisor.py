@@ -26,6 +26,7 @@ from tfgpipe.cluster.engines.roles import TF_CONFIG, Role
 from tfgpipe.cluster.errors import EX_TEMPFAIL, EXIT_PREEMPTED, ClusterError
 from tfgpipe.cluster.groups import Groups, ending
 from tfgpipe.cluster.health import Deadline
+from tfgpipe.cluster.worker import WorkerOptions
 
 _POLL_SECONDS = 0.05
 # How long a command may take to end by itself: after a signal, and after a loss.
@@ -33,7 +34,6 @@ _GRACE_SECONDS = 30.0
 _LOSS_SECONDS = 10.0
 # What runs that long has had a good start: delays of restarts begin anew.
 _GOOD_SECONDS = 60.0
-_MAX_DELAY = 30.0
 _RESTARTED = (EX_TEMPFAIL, EXIT_PREEMPTED)
 
 _Process: TypeAlias = "subprocess.Popen[bytes]"
@@ -158,7 +158,7 @@ class _Supervisor:
             return max(own) if min(own) >= 0 else 128 + self._signal
         # A kill goes before what fails because of it.
         status = min(filter(None, ended), default=EX_TEMPFAIL if None in ended else 0)
-        if status > 0 and self._is_one_lost(workers):
+        if status > 0 and status not in _RESTARTED and self._is_one_lost(workers):
             return EX_TEMPFAIL
         if status in ended and None in ended:
             replica = ended.index(status)
@@ -200,14 +200,16 @@ class _Supervisor:
     def _start_worker(
         self, index: int, listed: Sequence[str], stack: contextlib.ExitStack
     ) -> _Process:
-        port = listed[index].rpartition(":")[2]
-        flags = [f"--port={port}", f"--devices={self._options.devices}"]
-        if self._options.replicas is not None:
-            flags += [f"--cluster={','.join(listed)}", f"--index={index}"]
-        command = [sys.executable, "-m", "tfgpipe.cluster", "worker", *flags]
+        joined = ",".join(listed) if self._options.replicas is not None else None
+        worker = WorkerOptions(
+            port=int(listed[index].rpartition(":")[2]),
+            devices=self._options.devices,
+            cluster=joined,
+            index=None if joined is None else index,
+        )
         log = stack.enter_context(self._logs[index].open("ab"))
-        output = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        return self._start(command, stack, **output)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        return self._start(worker.command, stack, **streams)
 
     def _is_one_lost(self, workers: Sequence[_Process]) -> bool:
         """Returns whether a worker has ended; raises if one has, soon, by an error."""
@@ -236,7 +238,7 @@ class _Supervisor:
 
 def delay_of_restart(in_a_row: int) -> float:
     """Returns the seconds before a restart, of those in a row: 0, 1, 2, 4 ... 30."""
-    return min(_MAX_DELAY, 2.0 ** (in_a_row - 2)) if in_a_row > 1 else 0.0
+    return min(30.0, 2.0 ** (in_a_row - 2)) if in_a_row > 1 else 0.0
 
 
 _START = time.monotonic()

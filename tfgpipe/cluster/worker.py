@@ -100,11 +100,12 @@ class WorkerOptions:
         return [f"--cluster={self.workers}", f"--index={self.index}"]
 
     @property
-    def arguments(self) -> list[str]:
-        """The command line of these options, after `python -m tfgpipe.cluster`."""
+    def command(self) -> list[str]:
+        """The command line of these options."""
         flags = [name for name in ("once", "exits_with_parent") if getattr(self, name)]
         return [
-            *("worker", f"--port={self.port}", f"--host={self.host}"),
+            *(sys.executable, "-m", "tfgpipe.cluster", "worker"),
+            *(f"--port={self.port}", f"--host={self.host}"),
             *(f"--devices={self.devices}", *self.listed),
             *(f"--{name}" for name in flags),
         ]

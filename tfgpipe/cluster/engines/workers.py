@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 from tfgpipe.cluster import worker
 from tfgpipe.cluster.addresses import parse_addresses
@@ -37,8 +36,7 @@ def start_worker(role: Role, *, devices: int = 1, num_replicas: int = 1) -> None
         num_replicas: Number of clients.
     """
     options = _options(role, devices, num_replicas, exits_with_parent=True)
-    command = [sys.executable, "-m", "tfgpipe.cluster", *options.arguments]
-    _STARTED.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+    _STARTED.append(subprocess.Popen(options.command, stdin=subprocess.PIPE))
 
 
 def _options(
