@@ -397,6 +397,8 @@ class Checkpointing(StepCallback):
     def begin(self, step: int) -> None:
         """Defers signals to the end of the step."""
         self._stopping.stepping = True
+        if step == self.first_step + 1:
+            print("Tracing the first step.", flush=True)
 
     def end(self, step: int, loss: float) -> None:
         """Evaluates, saves, stops.

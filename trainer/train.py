@@ -199,7 +199,6 @@ def _train(
         print(f"step {step}: {evaluators.line(values)}", flush=True)
 
     if first_step < experiment.training.num_steps and not over:
-        print("Tracing the first step.", flush=True)
         profilers = _profilers(folder, options, first_step)
         checkpointing = Checkpointing(
             experiment,
