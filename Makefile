@@ -2,7 +2,7 @@
 #
 #   make train     train the language model of params/lm into runs/lm.Tiny
 #   make test      the checks of `make lint`, the tests of every change
-#   make test-all  the same, and those in tests/nightly
+#   make test-all  the same, and those with the mark nightly
 #   make test-keras KERAS=3.14.1           tests of private API with another Keras
 #   make test-tensorflow TENSORFLOW=2.20.0 the same with another TensorFlow
 #   make lint      format check, lint, types, the words of docstrings
@@ -46,13 +46,13 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS)
 FIRST := $(addprefix tests/,models distribution runtime stage tensor_parallel)
 
 test: lint
-	$(PYTEST) --dist=worksteal tests/pure
-	$(PYTEST) --dist=loadfile $(FIRST)
-	$(PYTEST) --dist=loadfile tests $(addprefix --ignore=,$(FIRST) tests/pure tests/nightly)
+	$(PYTEST) --dist=worksteal -m pure
+	$(PYTEST) --dist=loadfile -m "not pure and not nightly" $(FIRST)
+	$(PYTEST) --dist=loadfile -m "not pure and not nightly" $(addprefix --ignore=,$(FIRST))
 
 test-nightly: $(DEV_INSTALLED)
 	set -e; for slice in $(SLICE); do \
-		$(PYTEST) --dist=worksteal tests/nightly --slice=$$slice; \
+		$(PYTEST) --dist=worksteal -m nightly --slice=$$slice; \
 	done
 
 test-all: test test-nightly

@@ -1,29 +1,92 @@
-"""Shared set-up: TensorFlow starts, on eight logical CPUs, for the tests that use it.
+"""Shared set-up, and the marks of tests.
 
-Those in `tests/pure` do without, and start in a second.
+A file with `pytestmark = pytest.mark.pure` needs no TensorFlow, and fails if it loads
+it; with `-m pure` no other file is imported. For the others TensorFlow starts, on eight
+logical CPUs. Tests with `pytest.mark.nightly` run with `-m nightly`, all or one of N
+parts, `--slice=I/N`, so that each landing can run another.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-PURE = Path(__file__).resolve().parent / "pure"
-
 # How long an example takes says nothing on a machine that is busy.
 hypothesis.settings.register_profile("tfgpipe", deadline=None)
 hypothesis.settings.load_profile("tfgpipe")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slice",
+        metavar="I/N",
+        help="run part I of N of the tests that are asked for; I from 1 to N",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that need TensorFlow where only the others are asked for."""
+    if config.option.markexpr == "pure" and collection_path.name.startswith("test_"):
+        return None if _is_pure(collection_path) else True
+    return None
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Starts TensorFlow before a file that may use it is imported."""
-    if isinstance(collector, pytest.Module) and PURE not in collector.path.parents:
+    if isinstance(collector, pytest.Module) and not _is_pure(collector.path):
         _start_tensorflow()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Iterator[None]:
+    """Fails a pure file whose import loads TensorFlow."""
+    before = _loaded()
+    report = yield
+    loaded = _loaded() - before
+    if loaded and isinstance(collector, pytest.Module) and _is_pure(collector.path):
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} loads {', '.join(sorted(loaded))}."
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves the cases whose name falls into the part that is asked for."""
+    asked = config.getoption("slice")
+    if asked is None:
+        return
+    read = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", asked)
+    if not read or int(read[1]) > int(read[2]):
+        raise pytest.UsageError(
+            f"--slice takes I/N with I from 1 to N, such as 2/6. Received {asked!r}."
+        )
+    part, parts = int(read[1]), int(read[2])
+    taken: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        mine = zlib.crc32(item.nodeid.encode()) % parts == part - 1
+        (taken if mine else left).append(item)
+    items[:] = taken
+    config.hook.pytest_deselected(items=left)
+
+
+def _is_pure(path: Path) -> bool:
+    return "\npytestmark = pytest.mark.pure\n" in path.read_text("utf-8")
+
+
+def _loaded() -> set[str]:
+    return {"keras", "tensorflow"} & sys.modules.keys()
 
 
 def _start_tensorflow() -> None:
@@ -33,6 +96,15 @@ def _start_tensorflow() -> None:
     import tfgpipe
 
     tfgpipe.make_logical_cpus(8)
+
+
+@pytest.fixture(autouse=True)
+def loads_no_tensorflow(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a pure test that loads TensorFlow."""
+    before = _loaded()
+    yield
+    if request.node.get_closest_marker("pure"):
+        assert _loaded() == before
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.devices.test_tpu_topology import SLICES
 from tests.helpers import fake_tpu
 from tests.helpers.transformer_blocks import Block, data, model, pipeline_of
-from tests.pure.devices.test_tpu_topology import SLICES
 
 
 def _strategy(num_stages: int, num_replicas: int) -> tfgpipe.SPMDPipelineStrategy:

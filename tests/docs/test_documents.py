@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from docs import render
+from tests.docs.test_links import DOCUMENTS, blocks
 from tests.helpers import fresh_processes
-from tests.pure.docs.test_documents import DOCUMENTS, blocks
 
 # Nothing of them is measured. `tests/nightly/test_guide.py` runs all.
 CELLS = (

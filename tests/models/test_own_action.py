@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.pure.planner.toys import config, request, workload
+from tests.helpers.planner_toys import config, request, workload
 from tfgpipe import schedules, simulation
 from tfgpipe.schedules.kinds import BACKWARD, BACKWARD_INPUT
 

@@ -6,7 +6,7 @@ import pytest
 
 import tfgpipe
 from tests.helpers import compare
-from tests.pure.planner.toys import TOY, workload
+from tests.helpers.planner_toys import TOY, workload
 from tfgpipe import planner, simulation
 
 

@@ -4,5 +4,5 @@
     python -m tests.mutations --only=schedule    those whose names match
     python -m tests.mutations --named-only       with the tests alone that are named
 
-`faults` lists them; `tests/pure/tests/test_mutations.py` checks the list.
+`faults` lists them; `tests/mutations/test_faults.py` checks the list.
 """

@@ -48,28 +48,21 @@ SCHEDULES = (
         "tfgpipe/simulation/search.py",
         "return [by_kind, by_stage] if has_choice else [by_kind]",
         "return [by_kind]",
-        (
-            "tests/pure/simulation/test_search.py::"
-            "test_a_head_in_parts_costs_its_work_alone",
-        ),
+        ("tests/simulation/test_search.py::test_a_head_in_parts_costs_its_work_alone",),
     ),
     Fault(
         "GPipe's backwards begin with the first microbatch",
         "tfgpipe/schedules/named/gpipe.py",
         "*reversed(passes(BACKWARD, range(p, K, P), M)),",
         "*passes(BACKWARD, range(p, K, P)[::-1], M),",
-        (
-            "tests/pure/schedules/test_named.py::test_small_gpipes_are_those_drawn_by_hand",
-        ),
+        ("tests/schedules/test_named.py::test_small_gpipes_are_those_drawn_by_hand",),
     ),
     Fault(
         "1F1B's warm-up is one forward short",
         "tfgpipe/schedules/named/one_f_one_b.py",
         "        return height\n",
         "        return max(height - 1, 1)\n",
-        (
-            "tests/pure/schedules/test_named.py::test_a_small_1f1b_is_that_drawn_by_hand",
-        ),
+        ("tests/schedules/test_named.py::test_a_small_1f1b_is_that_drawn_by_hand",),
     ),
     Fault(
         "the warm-up of interleaved stages is one forward too long",
@@ -77,7 +70,7 @@ SCHEDULES = (
         "num_warmup=2 * (P - 1 - p) + (v - 1) * size + 1,",
         "num_warmup=2 * (P - 1 - p) + (v - 1) * size + 2,",
         (
-            "tests/pure/schedules/test_named.py::test_interleaved_holds_what_its_warm_up_begins",
+            "tests/schedules/test_named.py::test_interleaved_holds_what_its_warm_up_begins",
         ),
     ),
     Fault(
@@ -86,7 +79,7 @@ SCHEDULES = (
         "held[p] + action.kind.in_flight <= most_held[p]",
         "held[p] + action.kind.in_flight < most_held[p]",
         (
-            "tests/pure/schedules/test_named.py::test_a_small_zero_bubble_is_that_drawn_by_hand",
+            "tests/schedules/test_named.py::test_a_small_zero_bubble_is_that_drawn_by_hand",
         ),
     ),
     Fault(
@@ -95,7 +88,7 @@ SCHEDULES = (
         "heights[source] = max(heights[source], heights[k] + 1)",
         "heights[source] = self.num_stages - source",
         (
-            "tests/pure/schedules/test_data_flow.py::"
+            "tests/schedules/test_data_flow.py::"
             "test_two_encoders_begin_and_end_together",
         ),
     ),
@@ -105,7 +98,7 @@ SCHEDULES = (
         "max(sum(n * sizes[k] for k, n in counts.items()) for counts in held)",
         "sum(self.in_flight[k] * sizes[k] for k in held[0])",
         (
-            "tests/pure/schedules/test_schedule.py::"
+            "tests/schedules/test_schedule.py::"
             "test_a_device_holds_most_bytes_where_its_larger_stage_is_in_flight",
         ),
     ),
@@ -115,7 +108,7 @@ SCHEDULES = (
         "return (schedule.brought(k, m), *later)",
         "return (action.of(FORWARD),)",
         (
-            "tests/pure/schedules/test_schedule.py::"
+            "tests/schedules/test_schedule.py::"
             "test_what_an_action_needs_is_what_the_drawing_of_dependencies_shows",
         ),
     ),
@@ -125,7 +118,7 @@ SCHEDULES = (
         "    in_backward=1,\n    recomputes=True,",
         "    in_flight=-1,\n    in_backward=1,\n    recomputes=True,",
         (
-            "tests/pure/schedules/test_named.py::"
+            "tests/schedules/test_named.py::"
             "test_what_stages_hold_is_counted_to_the_end_of_their_backwards",
         ),
     ),
@@ -135,7 +128,7 @@ SCHEDULES = (
         "arrivals.get((d, k), ends[d])",
         "ends[d]",
         (
-            "tests/pure/simulation/test_simulator.py::test_a_simulated_step_follows_its_schedule",
+            "tests/simulation/test_simulator.py::test_a_simulated_step_follows_its_schedule",
         ),
     ),
     Fault(
@@ -144,7 +137,7 @@ SCHEDULES = (
         "FORWARD if self.in_flight < 0 else OFFLOAD",
         "FORWARD",
         (
-            "tests/pure/schedules/test_offload.py::"
+            "tests/schedules/test_offload.py::"
             "test_the_backward_waits_for_the_copy_and_the_copy_for_the_forward",
         ),
     ),
@@ -154,7 +147,7 @@ SCHEDULES = (
         "max(device_free[p], end * frees)",
         "device_free[p]",
         (
-            "tests/pure/simulation/test_simulator.py::"
+            "tests/simulation/test_simulator.py::"
             "test_what_waits_for_slow_copies_is_counted_as_bubble",
         ),
     ),
@@ -164,7 +157,7 @@ SCHEDULES = (
         "device_free[p] * (not frees)",
         "0",
         (
-            "tests/pure/schedules/test_gather.py::"
+            "tests/schedules/test_gather.py::"
             "test_a_gather_takes_time_beside_the_passes_before",
         ),
     ),
@@ -174,7 +167,7 @@ SCHEDULES = (
         "return (*needed, gather) if gather in self._gathers else needed",
         "return needed",
         (
-            "tests/pure/schedules/test_gather.py::"
+            "tests/schedules/test_gather.py::"
             "test_a_device_that_comes_to_a_stage_has_gathered_its_weights",
         ),
     ),
@@ -243,7 +236,7 @@ SCHEDULES = (
         "start = max(end, link_free[link])",
         "start = end",
         (
-            "tests/pure/simulation/test_simulator.py::"
+            "tests/simulation/test_simulator.py::"
             "test_transfers_on_one_link_go_one_after_the_other",
         ),
     ),
@@ -252,9 +245,7 @@ SCHEDULES = (
         "tfgpipe/simulation/timeline.py",
         "return 1 - sum(self.utilisation) / self.schedule.num_devices",
         "return 1 - sum(self.utilisation) / self.schedule.num_stages",
-        (
-            "tests/pure/simulation/test_simulator.py::test_interleaving_divides_the_bubble",
-        ),
+        ("tests/simulation/test_simulator.py::test_interleaving_divides_the_bubble",),
     ),
     Fault(
         "recomputation is drawn as long as the first microbatch's forward",
@@ -294,7 +285,7 @@ PLANS = (
         "tfgpipe/partition/side_by_side.py",
         "        if cost < least:\n            best, least = _descent(",
         "        if cost > least:\n            best, least = _descent(",
-        ("tests/pure/partition/test_side_by_side.py",),
+        ("tests/partition/test_side_by_side.py",),
     ),
     Fault(
         "a plan has the schedule of stages in a line",
@@ -321,7 +312,7 @@ PLANS = (
         "*(cost, config.num_stages, config.num_shards, config.shard_axis),",
         "*(cost, config.num_stages),",
         (
-            "tests/pure/planner/test_plan_request.py::test_a_partition_is_of_the_shards_that_it_is_asked_for",
+            "tests/planner/test_plan_request.py::test_a_partition_is_of_the_shards_that_it_is_asked_for",
         ),
     ),
     Fault(
@@ -330,7 +321,7 @@ PLANS = (
         "least = np.maximum(least[:, None], table).min(axis=0)",
         "least = np.add(least[:, None], table).min(axis=0)",
         (
-            "tests/pure/partition/test_solver.py::"
+            "tests/partition/test_solver.py::"
             "test_of_the_cuts_that_tie_the_fewest_bytes_come_before_the_evenest",
         ),
     ),
@@ -339,9 +330,7 @@ PLANS = (
         "tfgpipe/partition/solver.py",
         "squares = cost**2 + counted",
         "squares = cost + counted",
-        (
-            "tests/pure/partition/test_solver.py::test_of_the_cuts_that_tie_the_evenest_wins",
-        ),
+        ("tests/partition/test_solver.py::test_of_the_cuts_that_tie_the_evenest_wins",),
     ),
     Fault(
         "with slack, a partition ignores the bytes between stages",
@@ -349,7 +338,7 @@ PLANS = (
         "return _fewest_bytes(cost, bytes_in)",
         "return _fewest_bytes(cost, bytes_in if not slack else bytes_in * 0)",
         (
-            "tests/pure/partition/test_solver.py::"
+            "tests/partition/test_solver.py::"
             "test_slack_is_spent_on_bytes_and_never_exceeded",
         ),
     ),
@@ -359,7 +348,7 @@ PLANS = (
         "slots=num_slots * gradients,",
         "slots=min(num_slots, 1) * gradients,",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_one_device_holds_state_and_all_activations",
         ),
     ),
@@ -370,7 +359,7 @@ PLANS = (
         "recomputed=_largest([max(begun[k] - 1, 1) * x.recomputed\n"
         "            for k, x in stages]),",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_activations_and_what_is_recomputed_are_those_of_the_simulation",
         ),
     ),
@@ -381,7 +370,7 @@ PLANS = (
         "[(k, stages[k]) for k in range(\n"
         "                    p, len(stages), max(self.placement) + 1)],",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_a_schedule_on_devices_in_another_order_holds_its_own_stages",
         ),
     ),
@@ -401,7 +390,7 @@ PLANS = (
         "return self.backward if kind.is_backward else self.forward",
         "return self.forward if kind.is_backward else self.backward",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_layer_takes_its_products_and_its_traffic",
         ),
     ),
@@ -447,9 +436,7 @@ PLANS = (
         "tfgpipe/partition/solver.py",
         "lambda c, n: np.where(n > memory_limit, math.inf, c), cost, need",
         "lambda c, n: np.where(n > most, math.inf, c), cost, need",
-        (
-            "tests/pure/partition/test_solver.py::test_stages_may_differ_in_costs_and_memory",
-        ),
+        ("tests/partition/test_solver.py::test_stages_may_differ_in_costs_and_memory",),
     ),
     Fault(
         "planned layers that cannot be sharded reduce over shards",
@@ -457,7 +444,7 @@ PLANS = (
         "if self.parts(layer, num_shards) == 1:",
         "if num_shards == 1:",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_layer_that_cannot_be_sharded_reduces_nothing",
         ),
     ),
@@ -467,7 +454,7 @@ PLANS = (
         "reduced = stage_work(exchanges, again)",
         "reduced = stage_work(exchanges, [1.0] * len(layers))",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_layer_that_cannot_be_sharded_reduces_nothing",
         ),
     ),
@@ -477,7 +464,7 @@ PLANS = (
         "trained=weights.trained_bytes / parts,",
         "trained=weights.trained_bytes / num_shards,",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole",
         ),
     ),
@@ -487,7 +474,7 @@ PLANS = (
         "+ weights.trained_bytes / parts,",
         "+ weights.trained_bytes / num_shards,",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole",
         ),
     ),
@@ -497,7 +484,7 @@ PLANS = (
         "+ weights.trained_bytes / parts,",
         "+ weights.trained_bytes,",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_shards_share_weights_and_what_is_not_whole",
         ),
     ),
@@ -507,7 +494,7 @@ PLANS = (
         "recomputed=_largest([begun[k] * x.recomputed for k, x in stages]),",
         "recomputed=sum(begun[k] * x.recomputed for k, x in stages),",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_stages_of_one_device_recompute_one_at_a_time",
         ),
     ),
@@ -517,7 +504,7 @@ PLANS = (
         "return largest + sum(inputs[span.start] for span in spans[1:])",
         "return sum(activations[spans[0]]) + sum(inputs[x.start] for x in spans[1:])",
         (
-            "tests/pure/planner/test_memory.py::"
+            "tests/planner/test_memory.py::"
             "test_stages_of_one_device_recompute_one_at_a_time",
         ),
     ),
@@ -527,7 +514,7 @@ PLANS = (
         "weights=of_weights * weights.count / parts * (",
         "weights=of_weights * weights.count / T * (",
         (
-            "tests/pure/planner/test_shard_axes.py::"
+            "tests/planner/test_shard_axes.py::"
             "test_parts_of_a_sequence_share_arithmetic_and_not_weights",
         ),
     ),
@@ -537,7 +524,7 @@ PLANS = (
         "there = 1 - math.comb(E - E // T, k) / math.comb(E, k)",
         "there = 1.0",
         (
-            "tests/pure/planner/test_shard_axes.py::"
+            "tests/planner/test_shard_axes.py::"
             "test_experts_get_the_tokens_that_take_any_of_them",
         ),
     ),
@@ -546,10 +533,7 @@ PLANS = (
         "tfgpipe/planner/split_vocabulary.py",
         "count=head.weights.count / P",
         "count=head.weights.count",
-        (
-            "tests/pure/planner/test_split_vocabulary.py::"
-            "test_each_device_has_its_tokens",
-        ),
+        ("tests/planner/test_split_vocabulary.py::test_each_device_has_its_tokens",),
     ),
     Fault(
         "planned updates share out layers that cannot be sharded",
@@ -557,7 +541,7 @@ PLANS = (
         "layer.weights.trained_bytes / axis.weight_parts(layer, T)",
         "layer.weights.trained_bytes / T",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",
         ),
     ),
@@ -567,7 +551,7 @@ PLANS = (
         "layer.weights.trained_bytes / axis.weight_parts(layer, T)",
         "layer.weights.bytes / axis.weight_parts(layer, T)",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",
         ),
     ),
@@ -577,7 +561,7 @@ PLANS = (
         "update = max(update, traffic / device.bandwidth)",
         "update = min(update or 1e99, traffic / device.bandwidth)",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",
         ),
     ),
@@ -587,7 +571,7 @@ PLANS = (
         "link = device.ring_link(D, stride=P * T)",
         "link = device.ring_link(D)",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",
         ),
     ),
@@ -597,7 +581,7 @@ PLANS = (
         "for layers in staged.stages[1:]",
         "for layers in staged.stages[:-1]",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
         ),
     ),
@@ -607,7 +591,7 @@ PLANS = (
         "num = config.num_devices * config.num_shards",
         "num = config.num_devices",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
         ),
     ),
@@ -617,7 +601,7 @@ PLANS = (
         "    busiest = max(\n",
         "    busiest = min(\n",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
         ),
     ),
@@ -627,7 +611,7 @@ PLANS = (
         "recompute = sum(x.recompute - x.reductions.recompute for x in busiest)",
         "recompute = sum(x.recompute for x in busiest)",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
         ),
     ),
@@ -637,7 +621,7 @@ PLANS = (
         "reductions=M * reductions,",
         "reductions=reductions,",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
         ),
     ),
@@ -647,7 +631,7 @@ PLANS = (
         "wait += sum(stage.backward for stage in stages[: min(mine)])",
         "wait += 0",
         (
-            "tests/pure/planner/test_step_time.py::"
+            "tests/planner/test_step_time.py::"
             "test_a_lower_bound_is_the_work_of_a_device_and_its_wait_for_the_first",
         ),
     ),
@@ -793,7 +777,7 @@ GRADIENTS = (
         "if not reached[name] & 1 and reached[name].bit_count() == 1",
         "if not reached[name] & 1 and reached[name].bit_count() >= 1",
         (
-            "tests/pure/graph/test_partitioner.py::"
+            "tests/graph/test_partitioner.py::"
             "test_without_gradients_of_inputs_the_chain_ends_at_the_first_layer",
         ),
     ),
@@ -1155,7 +1139,7 @@ STATE = (
         "all(held + begun <= limit for",
         "all(held <= limit for",
         (
-            "tests/pure/simulation/test_search.py::"
+            "tests/simulation/test_search.py::"
             "test_a_plan_finds_the_memory_that_the_search_has_found",
         ),
     ),
@@ -1164,7 +1148,7 @@ STATE = (
         "tfgpipe/simulation/shop.py",
         "until + rest",
         "until + rest + forwards",
-        ("tests/pure/simulation/test_search.py::test_small_ones_are_the_best_of_all",),
+        ("tests/simulation/test_search.py::test_small_ones_are_the_best_of_all",),
     ),
     Fault(
         "the bound of a schedule forgets that memory is for few microbatches",
@@ -1172,7 +1156,7 @@ STATE = (
         "max(busy, head + in_flight)",
         "busy",
         (
-            "tests/pure/simulation/test_search.py::"
+            "tests/simulation/test_search.py::"
             "test_no_more_are_in_flight_than_there_is_memory_for",
         ),
     ),
@@ -1181,7 +1165,7 @@ STATE = (
         "tfgpipe/simulation/building_blocks.py",
         "times[kind, k] + period * run.done[kind][k]",
         "times[kind, k] + 0 * run.done[kind][k]",
-        ("tests/pure/simulation/test_search.py::test_a_building_block_is_repeated",),
+        ("tests/simulation/test_search.py::test_a_building_block_is_repeated",),
     ),
     Fault(
         "a plan counts all as recomputed that is saved where there is room",
@@ -1550,7 +1534,7 @@ DEVICES = (
         "a.stage: a for order in self.orders for a in order if a.kind.adds_gradients",
         "a.stage: a for o in self.orders for a in o[::-1] if a.kind.adds_gradients",
         (
-            "tests/pure/schedules/test_schedule.py::"
+            "tests/schedules/test_schedule.py::"
             "test_the_last_action_that_adds_gradients_is_known",
         ),
     ),
@@ -1619,7 +1603,7 @@ DEVICES = (
         "if not behind or name in stateful:",
         "if not behind:",
         (
-            "tests/pure/graph/test_partitioner.py::"
+            "tests/graph/test_partitioner.py::"
             "test_nothing_lasts_that_may_be_something_else_each_time",
         ),
     ),
@@ -1667,7 +1651,7 @@ DEVICES = (
         "        if around:\n",
         "        if any(torus):\n",
         (
-            "tests/pure/devices/test_tpu_topology.py::"
+            "tests/devices/test_tpu_topology.py::"
             "test_neighbours_are_a_step_apart_along_one_axis_around_it_where_it_is_a_torus",
         ),
     ),
@@ -1677,7 +1661,7 @@ DEVICES = (
         "return sum(steps) <= 1",
         "return max(steps) <= 1",
         (
-            "tests/pure/devices/test_tpu_topology.py::"
+            "tests/devices/test_tpu_topology.py::"
             "test_neighbours_are_a_step_apart_along_one_axis_around_it_where_it_is_a_torus",
         ),
     ),
@@ -1711,7 +1695,7 @@ REPLICAS = (
         "owner = held.index(min(held))",
         "owner = held.index(max(held))",
         (
-            "tests/pure/distribution/test_zero.py::"
+            "tests/distribution/test_zero_shares.py::"
             "test_no_device_holds_more_than_another_by_more_than_one_thing",
         ),
     ),
@@ -1942,7 +1926,7 @@ TRAINER = (
         "trainer/checkpoint/store.py",
         "staying = {*ordered[-keep:], best}",
         "staying = {*ordered[:keep], best}",
-        ("tests/pure/trainer/test_store.py::test_the_last_and_the_best_always_stay",),
+        ("tests/trainer/test_store_files.py::test_the_last_and_the_best_always_stay",),
     ),
     Fault(
         "a checkpoint is written before its step is known to be finite",
@@ -1990,7 +1974,7 @@ TRAINER = (
         "    count = num_examples\n",
         "    count = min(num_examples, 32 * batch_size)\n",
         (
-            "tests/pure/trainer/test_batches.py::"
+            "tests/trainer/test_batch_rows.py::"
             "test_validation_has_all_examples_unless_fewer_are_asked_for",
         ),
     ),
@@ -1999,14 +1983,14 @@ TRAINER = (
         "trainer/batches.py",
         "return slice(self.index * size, (self.index + 1) * size)",
         "return slice(self.index, self.index + size)",
-        ("tests/pure/trainer/test_batches.py::test_hosts_share_a_batch_out",),
+        ("tests/trainer/test_batch_rows.py::test_hosts_share_a_batch_out",),
     ),
     Fault(
         "packed windows lose the last byte of a long document's pieces",
         "params/lm/corpus.py",
         "for first in range(0, len(document), room)",
         "for first in range(0, len(document), size)",
-        ("tests/pure/trainer/test_packing.py::test_every_byte_is_there_once",),
+        ("tests/trainer/test_packing.py::test_every_byte_is_there_once",),
     ),
     Fault(
         "the tokens of one text are taken for those of another",
@@ -2014,7 +1998,7 @@ TRAINER = (
         "self._hash.update(part)",
         "self._hash.update(part[:1])",
         (
-            "tests/pure/trainer/test_token_cache.py::"
+            "tests/trainer/test_token_cache.py::"
             "test_another_text_or_version_is_encoded_anew",
         ),
     ),
@@ -2023,7 +2007,7 @@ TRAINER = (
         "params/lm/tokenizers.py",
         "ids = [*ids, *(self.byte_ids[byte] for byte in received), *next(encoded)]",
         "ids = [*(self.byte_ids[byte] for byte in received), *ids, *next(encoded)]",
-        ("tests/pure/trainer/test_tokenizers.py::test_every_text_comes_back",),
+        ("tests/trainer/test_tokenizers.py::test_every_text_comes_back",),
     ),
     Fault(
         "bigrams between two blocks are not counted",
@@ -2031,7 +2015,7 @@ TRAINER = (
         "block = text[first : first + _BLOCK + 1]",
         "block = text[first : first + _BLOCK]",
         (
-            "tests/pure/trainer/test_corpus.py::"
+            "tests/trainer/test_corpus_files.py::"
             "test_the_bigram_model_is_that_of_the_whole_table",
         ),
     ),
@@ -2094,7 +2078,7 @@ TRAINER = (
         "params/image/sources.py",
         "full = 65535 if pixels.dtype.type is np.uint16 else 255",
         "full = np.iinfo(pixels.dtype).max",
-        ("tests/pure/trainer/test_sources.py::test_wide_integers_are_those_of_a_byte",),
+        ("tests/trainer/test_sources.py::test_wide_integers_are_those_of_a_byte",),
     ),
     Fault(
         "a baseline takes the place of a measurement of its name",
@@ -2122,7 +2106,7 @@ TRAINER = (
         "for each in cls.__mro__ if name in vars(each))",
         "for each in cls.__mro__[::-1] if name in vars(each))",
         (
-            "tests/pure/trainer/test_hyperparams.py::"
+            "tests/trainer/test_hyperparams.py::"
             "test_defaults_come_from_all_base_classes_as_attributes_do",
         ),
     ),
@@ -2152,7 +2136,7 @@ TRAINER = (
         "    if type(value) is not kind:\n",
         "    if not isinstance(value, kind):\n",
         (
-            "tests/pure/trainer/test_hyperparams.py::test_values_are_checked_when_an_object_is_made",
+            "tests/trainer/test_hyperparams.py::test_values_are_checked_when_an_object_is_made",
         ),
     ),
     Fault(
@@ -2160,7 +2144,7 @@ TRAINER = (
         "trainer/hyperparams.py",
         "limit is not None and value >= limit",
         "limit is not None and value > limit",
-        ("tests/pure/trainer/test_hyperparams.py::test_a_number_is_within_its_bounds",),
+        ("tests/trainer/test_hyperparams.py::test_a_number_is_within_its_bounds",),
     ),
     Fault(
         "averaged weights stay in place of those that are trained",
@@ -2178,7 +2162,7 @@ TRAINER = (
         "room = length + (fitting & -fitting).bit_length() - 1  # The least.",
         "room = length + fitting.bit_length() - 1  # The least.",
         (
-            "tests/pure/trainer/test_packing.py::"
+            "tests/trainer/test_packing.py::"
             "test_the_longest_come_first_each_where_it_leaves_least_room",
         ),
     ),
@@ -2327,7 +2311,7 @@ BY_NUMBERS = (
         "sum(map(self.layer_cost, layers)) + sum(n * cost for n, cost in again)",
         "sum(map(self.layer_cost, layers))",
         (
-            "tests/pure/partition/test_balances.py::"
+            "tests/partition/test_balances.py::"
             "test_what_the_solver_takes_is_the_cost_of_each_stage",
         ),
     ),
@@ -2337,7 +2321,7 @@ BY_NUMBERS = (
         "if is_additive and len({*speeds}) == 1:",
         "if True:",
         (
-            "tests/pure/partition/test_balances.py::"
+            "tests/partition/test_balances.py::"
             "test_what_the_solver_takes_is_the_cost_of_each_stage",
         ),
     ),
@@ -2364,7 +2348,7 @@ BY_NUMBERS = (
         "return float(held.total - device.memory)",
         "return float(held.total)",
         (
-            "tests/pure/planner/test_several_kinds.py::"
+            "tests/planner/test_several_kinds.py::"
             "test_the_smaller_devices_decide_what_fits",
         ),
     ),

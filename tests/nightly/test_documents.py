@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_documents import assert_block_runs, is_slow, name
-from tests.pure.docs.test_documents import DOCUMENTS, blocks
+from tests.docs.test_links import DOCUMENTS, blocks
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pure.report.test_plots import (
+from tests.report.test_plots import (
     LARGE,
     assert_numbers_are_inside,
     assert_written_and_readable,
