@@ -46,7 +46,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS)
 FIRST := $(addprefix tests/,models distribution runtime stage tensor_parallel)
 
 test: lint
-	$(PYTEST) --dist=worksteal -m pure
+	$(PYTEST) --dist=worksteal -m "pure and not nightly"
 	$(PYTEST) --dist=loadfile -m "not pure and not nightly" $(FIRST)
 	$(PYTEST) --dist=loadfile -m "not pure and not nightly" $(addprefix --ignore=,$(FIRST))
 

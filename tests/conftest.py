@@ -1,9 +1,10 @@
 """Shared set-up, and the marks of tests.
 
 A file with `pytestmark = pytest.mark.pure` needs no TensorFlow, and fails if it loads
-it; with `-m pure` no other file is imported. For the others TensorFlow starts, on eight
-logical CPUs. Tests with `pytest.mark.nightly` run with `-m nightly`, all or one of N
-parts, `--slice=I/N`, so that each landing can run another.
+it. For the others TensorFlow starts, on eight logical CPUs. Tests with
+`pytest.mark.nightly` run with `-m nightly`, all or one of N parts, `--slice=I/N`, so
+that each landing can run another. Files without a test that `-m` asks for are not
+imported.
 """
 
 from __future__ import annotations
@@ -32,10 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out files that need TensorFlow where only the others are asked for."""
-    if config.option.markexpr == "pure" and collection_path.name.startswith("test_"):
-        return None if _is_pure(collection_path) else True
-    return None
+    """Leaves out files without a test that is asked for."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    asked = config.option.markexpr
+    is_left_out = (
+        (asked in ("pure", "pure and not nightly") and not _is_pure(collection_path))
+        or (asked.endswith("not nightly") and _has(collection_path, "nightly"))
+        or (asked == "nightly" and "nightly" not in collection_path.read_text("utf-8"))
+    )
+    return True if is_left_out else None
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -81,8 +88,14 @@ def pytest_collection_modifyitems(
     config.hook.pytest_deselected(items=left)
 
 
+def _has(path: Path, mark: str) -> bool:
+    """Returns whether all tests of a file have a mark."""
+    whole = rf"^pytestmark = \[?\s*pytest\.mark\.{mark}\b"
+    return bool(re.search(whole, path.read_text("utf-8"), re.MULTILINE))
+
+
 def _is_pure(path: Path) -> bool:
-    return "\npytestmark = pytest.mark.pure\n" in path.read_text("utf-8")
+    return _has(path, "pure")
 
 
 def _loaded() -> set[str]:

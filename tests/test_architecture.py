@@ -296,7 +296,7 @@ def test_pure_modules_load_no_tensorflow() -> None:
 
 
 def test_nobody_imports_what_would_switch_keras() -> None:
-    """`tests/nightly/test_package.py` loads every module, and sees that it does not."""
+    """`tests/test_package.py` loads every module, and sees that it does not."""
     for top in ("tfgpipe", "params", "trainer"):
         assert not _imported_tops(top) & {"tensorflow_model_optimization", "tf_keras"}
 

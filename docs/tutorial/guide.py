@@ -809,7 +809,7 @@ tfgpipe.plot_mesh(device_memory(model))
 # | the speed-up is almost linear if stages are equal (3) | K (1 - bubble) on [devices that sleep](#the-bubble-measured); [0.85 to 1.04 of it](../../benchmarks/RESULTS.md#targets) on two cores. The paper's Tables 2 and 3 were [predicted](../../benchmarks/RESULTS.md#the-planner-and-gpipes-tables), not run |
 # | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation) |
 # | unequal layers reduce the speed-up (3) | [shown, and balanced](#unequal-layers) |
-# | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | true: `tests/nightly/test_amoebanet.py` |
+# | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | true: `tests/params/test_amoebanet.py` |
 # | models of 1.8 and 83.9 billion weights train (Table 1) | not run. Their memory was [predicted](../../benchmarks/RESULTS.md#the-planner-and-gpipes-tables), in all but one cell of the table within 15% |
 # | 84.4% on ImageNet, translation of 103 languages (4, 5) | not run |
 #

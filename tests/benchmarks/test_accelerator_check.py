@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
+import re
+import subprocess
 import sys
 
 import numpy as np
@@ -172,3 +175,73 @@ def test_integers_are_equal_or_not():
 def test_overlap_counts_what_is_in_both_once():
     copies, kernels = [(0.0, 2.0), (1.0, 3.0), (8.0, 9.0)], [(2.5, 8.5), (2.0, 4.0)]
     assert overlap(copies, kernels) == pytest.approx(1.5)
+
+
+# -- on logical CPUs ------------------------------------------------------------------
+
+NOT_RUN = (
+    "NCCL: it sums over GPUs",
+    "lm.Small: it needs accelerators",
+    "memory: TensorFlow counts that of GPUs alone",
+    "operations on the host: the devices are the host's",
+    "overlap of copies and computation: no GPU",
+)
+
+
+def checked(*flags):
+    """Runs the check in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.accelerator_check", *flags]
+    return subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.nightly
+def test_all_that_cpus_can_show_passes_and_the_rest_is_named(tmp_path):
+    run = checked("--quick", f"--folder={tmp_path}")
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert run.returncode == 0, text
+    assert f"{len(PARTS)} passed, 0 failed, 0 not run" in text
+    for what in NOT_RUN:
+        assert f"Not run: {what}" in text
+    assert (tmp_path / "timeline.png").stat().st_size > 10_000
+    # Every value of each factor, with the differences of the case.
+    for value in ("gpipe", "1f1b", "interleaved", "zero_bubble", "mixed_bfloat16"):
+        assert re.search(rf"\| {value} \|.*\| 0\.\d+ \|", text), value
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("check") / "exported"
+    run = checked("--quick", f"--export={folder}")
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+@pytest.mark.nightly
+def test_functions_are_exported(exported):
+    number = len(list(exported.glob("*.mlir.gz")))
+    assert number == len(list(exported.glob("*.npz"))) > 60
+    assert sum(path.stat().st_size for path in exported.iterdir()) < 40 * 2**20
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="JAX is not installed."
+)
+def test_jax_gives_the_same_for_exported_functions(exported):
+    run = subprocess.run(
+        [sys.executable, exported / "run_exported.py", exported, "--repeats=1"],
+        cwd=exported,  # It needs nothing of the checkout.
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout
+    assert " functions, 0 failed." in (exported / "report-cpu.md").read_text("utf-8")
+
+
+@pytest.mark.nightly
+def test_a_folder_of_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "kept").write_text("text")
+    run = checked(f"--export={tmp_path}")
+    assert run.returncode == 1
+    assert "Expected a new folder, or one of an export" in run.stderr
+    assert (tmp_path / "kept").read_text() == "text"

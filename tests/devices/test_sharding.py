@@ -12,7 +12,10 @@ import tensorflow as tf
 import tfgpipe
 from tests.distribution.test_placement import device_of, graphs_of
 from tests.helpers import compare
+from tests.helpers.layer_stacks import REMAT_MODES
+from tests.helpers.marks import nightly
 from tests.helpers.sharded_dense import Columns
+from tfgpipe import schedules
 from tfgpipe.devices import names, sharding
 from tfgpipe.graph import partitioner
 
@@ -80,7 +83,11 @@ def test_inference_is_the_plain_models(floatx):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "num_shards"), [("interleaved", 2), ("zero_bubble", 3)]
+    ("schedule", "num_shards"),
+    nightly(
+        [*((name, 2) for name in schedules.NAMES[:4]), ("1f1b", 3)],
+        gate=[("interleaved", 2), ("zero_bubble", 3)],
+    ),
 )
 def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
     floatx("float64")
@@ -108,7 +115,7 @@ def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
         compare.close(a.numpy(), b.numpy(), a.path, 1e-11, 1e-13)
 
 
-@pytest.mark.parametrize("owns_loss", [True])
+@pytest.mark.parametrize("owns_loss", [True, *nightly([False])])
 def test_replicas_of_stages_in_shards(owns_loss, floatx):
     """Two replicas of two stages on two devices each: eight devices."""
     floatx("float64")
@@ -302,12 +309,19 @@ def step_graph(num_microbatches, remat="stage"):
 
 @pytest.mark.parametrize(
     ("num_microbatches", "policy", "remat"),
-    [
-        (1, "float32", "none"),
-        (3, "mixed_float16", "layer"),
-        (3, "float32", "except_last"),
-        (3, "float32", "products"),
-    ],
+    nightly(
+        [
+            (*way, remat)
+            for way in [(1, "float32"), (3, "float32"), (3, "mixed_float16")]
+            for remat in REMAT_MODES
+        ],
+        gate=[
+            (1, "float32", "none"),
+            (3, "mixed_float16", "layer"),
+            (3, "float32", "except_last"),
+            (3, "float32", "products"),
+        ],
+    ),
 )
 def test_no_weight_goes_from_device_to_device(
     num_microbatches, policy, remat, mixed_precision

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -82,9 +83,18 @@ def assert_trains_the_same(plain, replicated, *, epochs=4, measures=True, **fit)
 
 
 CASES = [
-    # D, K, M, schedule, remat, whether they evaluate and predict; more in `nightly`.
+    # D, K, M, schedule, remat, whether they evaluate and predict.
     (3, 2, 3, "1f1b", "stage", True),
     (2, 2, 2, "zero_bubble", "layer", False),
+    *nightly(
+        [
+            (2, 2, 2, "gpipe", "stage", True),
+            (2, 2, 4, "1f1b", "none", True),
+            (2, 3, 3, "zero_bubble", "none", True),
+            (4, 1, 2, "gpipe", "none", True),
+            (1, 4, 4, "1f1b", "except_last", True),
+        ]
+    ),
 ]
 
 
@@ -108,7 +118,7 @@ def test_replicas_of_interleaved_stages(floatx):
     assert_trains_the_same(made(), replicated, measures=False)
 
 
-@pytest.mark.parametrize("d", [3])
+@pytest.mark.parametrize("d", [3, *nightly([2])])
 def test_rows_weigh_alike_whatever_their_replica(floatx, d):
     floatx("float64")
     compiled = {
@@ -135,7 +145,7 @@ def test_a_loss_that_is_a_sum(floatx):
     assert_trains_the_same(plain, replicated, measures=False)
 
 
-@pytest.mark.parametrize("d", [2])
+@pytest.mark.parametrize("d", [2, *nightly([4])])
 def test_a_batch_smaller_than_the_number_of_replicas(floatx, d):
     floatx("float64")
     strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=d)
@@ -148,8 +158,57 @@ def momentum():
     return keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.1)
 
 
+OPTIMIZERS = {
+    "decay": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
+    "averages of all": lambda: keras.optimizers.Adam(
+        0.05, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=2
+    ),
+    "scaled on all": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.05), dynamic_growth_steps=3
+    ),
+    "clipnorm": lambda: keras.optimizers.Adam(0.05, clipnorm=0.1),
+    "clipvalue": lambda: keras.optimizers.SGD(0.5, clipvalue=0.01),
+    "global_clipnorm": momentum,
+    "accumulation": lambda: keras.optimizers.Adam(0.05, gradient_accumulation_steps=2),
+    "averages": lambda: keras.optimizers.Adam(
+        0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2
+    ),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.05, global_clipnorm=0.1), dynamic_growth_steps=3
+    ),
+    "schedule": lambda: keras.optimizers.Adam(
+        # Others are computed in single precision.
+        keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.05, 0.03, 0.01])
+    ),
+    # Those whose arithmetic is of a whole weight, not of its entries one by one.
+    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
+    "lamb": lambda: keras.optimizers.Lamb(0.05),
+}
+SHARED = {
+    "clipvalue": "slots",
+    "global_clipnorm": "weights",
+    "accumulation": "slots",
+    "averages": "weights",
+    "scaled": "slots",
+    "adafactor": "whole_weights",
+    "lamb": "slots",
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_work_on_what_all_replicas_sum_up_to(floatx, name):
+    floatx("float64")
+    strategy = tfgpipe.PipelineStrategy(
+        num_stages=2, num_replicas=2, shard_replicas=SHARED.get(name, "none")
+    )
+    optimizer = OPTIMIZERS[name]
+    replicated = made(optimizer, strategy=strategy)
+    assert_trains_the_same(made(optimizer), replicated, measures=False)
+
+
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize("shares", ["weights"])
+@pytest.mark.parametrize("shares", ["weights", *nightly(["none"])])
 def test_half_precision(shares):
     """Loss scaling comes with it. What is rounded is so in other places."""
 
@@ -175,7 +234,7 @@ def test_half_precision(shares):
         np.testing.assert_allclose(a.numpy(), b.numpy(), 0, 2e-3)
 
 
-@pytest.mark.parametrize("all_reduce", ["ring"])
+@pytest.mark.parametrize("all_reduce", ["ring", *nightly(["reduce"])])
 def test_a_loop_of_ones_own(floatx, all_reduce):
     """Each replica's gradients are of its own rows; clipped is their sum."""
     floatx("float64")
@@ -249,7 +308,7 @@ def test_what_is_shown_of_a_batch_is_of_all_replicas(floatx):
     np.testing.assert_allclose(shown[1], shown[0], RTOL)
 
 
-@pytest.mark.parametrize("eagerly", [False])
+@pytest.mark.parametrize("eagerly", [False, *nightly([True])])
 def test_losses_of_several_outputs_weigh_rows_alike(floatx, eagerly):
     floatx("float64")
     found = []

@@ -1,6 +1,6 @@
 """Every loss and a metric of each kind of Keras over replicas with unequal rows.
 
-A plain model on all rows says what they are. `tests/nightly` has every metric.
+A plain model on all rows says what they are. Every metric runs nightly.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -109,6 +110,12 @@ def metrics(names: Collection[str] = FEW):
     }
 
 
+def every_metric():
+    names = classes_of(keras.metrics)
+    assert len(names) > 40
+    return metrics(names)
+
+
 def small(scope, metrics):
     """Returns a model compiled outside of its strategy's scope, if it has one."""
     compare.fresh_names()
@@ -149,7 +156,11 @@ def test_a_metric_of_one_replica_is_refused_by_name(argument):
 # TensorFlow has the top k in single precision alone.
 @pytest.mark.parametrize(
     ("kinds", "dtype", "rtol"),
-    [(losses, "float64", 1e-9), (metrics, "float32", 1e-5)],
+    [
+        (losses, "float64", 1e-9),
+        (metrics, "float32", 1e-5),
+        *nightly([(every_metric, "float32", 1e-5)]),
+    ],
 )
 def test_replicas_have_those_of_all_rows(floatx, kinds, dtype, rtol):
     floatx(dtype)

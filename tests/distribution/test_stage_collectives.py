@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 from tfgpipe.stage import normalization
 
 layers = keras.layers
@@ -102,13 +103,24 @@ def step_alone(model, x):
 
 
 CASES = [
-    # Rows of each replica, M, remat, batch_norm; more of them in `nightly`.
+    # Rows of each replica, M, remat, batch_norm.
     ((4, 2), 3, "stage", "deferred"),  # Two rows leave the third microbatch empty.
     ((4, 0), 2, "layer", "microbatch"),
     ((4, 2), 2, "layer", "deferred"),
     ((1, 3), 2, "except_last", "microbatch"),
     ((1, 3), 2, "except_last", "deferred"),
     ((4, 2), 3, "products", "deferred"),
+    *nightly(
+        [
+            ((6, 6), 1, "stage", "microbatch"),
+            ((6, 6), 3, "layer", "deferred"),
+            ((7, 4), 3, "none", "deferred"),
+            ((5, 5), 2, "except_last", "microbatch"),
+            ((4, 0), 3, "layer", "microbatch"),
+            ((4, 0), 2, "none", "microbatch"),
+            ((3, 2, 4), 2, "stage", "deferred"),
+        ]
+    ),
 ]
 
 

@@ -23,7 +23,7 @@ layers = keras.layers
 
 
 # What is on all replicas or shared out, and several options that have nothing to do
-# with each other; one by one in `nightly`.
+# with each other; `test_data_parallel` has them one by one.
 OPTIMIZERS = {
     "clipnorm, decay, averages, accumulation on all": (
         lambda: keras.optimizers.AdamW(

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from docs import render
-from tests.docs.test_links import DOCUMENTS, blocks
 from tests.helpers import fresh_processes
+from tests.helpers.documents import DOCUMENTS, blocks
+from tests.helpers.marks import nightly
 
-# Nothing of them is measured. `tests/nightly/test_guide.py` runs all.
+# Nothing of them is measured. `tests/docs/test_guide.py` runs all.
 CELLS = (
     "set-up",
     "stages-trained",
@@ -48,22 +49,14 @@ def _printed(document: Path) -> dict[str, str]:
 PRINTED = {block: text for d in DOCUMENTS for block, text in _printed(d).items()}
 
 
-def is_slow(document: Path) -> bool:
-    """Returns whether `tests/nightly/test_documents.py` runs its blocks."""
-    return document.name in {"int8.md", "parallelism.md"}
+SLOW = {"int8.md", "parallelism.md"}
+BLOCKS = [block for d in DOCUMENTS for block in blocks(d, "python")]
+GATE = [b for d in DOCUMENTS if d.name not in SLOW for b in blocks(d, "python")]
 
 
-@pytest.mark.parametrize(
-    "block",
-    [b for d in DOCUMENTS if not is_slow(d) for b in blocks(d, "python")],
-    ids=name,
-)
+@pytest.mark.parametrize("block", nightly(BLOCKS, gate=GATE), ids=name)
 def test_python_block_runs(block: str, tmp_path: Path) -> None:
-    assert_block_runs(block, tmp_path)
-
-
-def assert_block_runs(block: str, folder: Path) -> None:
-    run = fresh_processes.run(block, cwd=folder)
+    run = fresh_processes.run(block, cwd=tmp_path)
     assert run.returncode == 0, run.output
     for line in PRINTED.get(block, "").splitlines():
         assert line in run.output, run.output

@@ -64,3 +64,10 @@ def test_a_source_is_cells_with_names_of_their_own(tmp_path, source):
     path.write_text(source)
     with pytest.raises(ValueError, match=r"guide\.py is cells alone.*Received"):
         render.read(path)
+
+
+@pytest.mark.nightly
+def test_the_guide_runs_in_a_new_kernel(tmp_path, monkeypatch):
+    """Every assertion in it holds; what it takes is not asserted."""
+    monkeypatch.setenv("PYTHONPATH", str(render.FOLDER.parents[1]))
+    render.execute(render.read(), folder=tmp_path)

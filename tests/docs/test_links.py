@@ -8,32 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.documents import DOCUMENTS, blocks
+from tests.helpers.subprocesses import ROOT
+
 pytestmark = pytest.mark.pure
 
-ROOT = Path(__file__).resolve().parents[2]
 LINE_LINK = re.compile(r"\[`([\w.]+)`\]\((?![a-z]+:)([\w./-]+\.py)\)")
-DOCUMENTS = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *(ROOT / "docs").rglob("*.md"),
-        *(
-            path
-            for top in ("benchmarks", "examples", "tests")
-            for path in (ROOT / top).glob("*.md")
-        ),
-    ]
-)
 
 
 def title(document: Path) -> str:
     """Returns the path of a document, as pytest shows it."""
     return str(document.relative_to(ROOT))
-
-
-def blocks(document: Path, *languages: str) -> list[str]:
-    """Returns the fenced code blocks of a document in any of the languages."""
-    fence = rf"^```(?:{'|'.join(languages)})\n(.*?)^```$"
-    return re.findall(fence, document.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def anchor(heading: str) -> str:

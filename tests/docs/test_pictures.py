@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from docs import pictures
-from tests.docs.test_links import DOCUMENTS
+from tests.helpers.documents import DOCUMENTS
 
 pytestmark = pytest.mark.pure
 

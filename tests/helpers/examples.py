@@ -13,11 +13,6 @@ from tests.helpers.subprocesses import ROOT
 
 FOLDER = ROOT / "examples"
 EXAMPLES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
-# `tests/nightly` runs these, `tests/examples` the others.
-SLOW = {
-    *("efficientnet", "experts_and_slices", "gpt2_lora", "split_vocabulary"),
-    *("three_axes", "two_hosts"),
-}
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 # What is left on standard output is the example's.

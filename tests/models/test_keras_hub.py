@@ -1,7 +1,6 @@
 """Models of keras-hub train in a pipeline as they do without one.
 
-Those of other families do in `tests/nightly/test_keras_hub.py`, and
-`python -m benchmarks.keras_hub` has the table of all.
+`python -m benchmarks.keras_hub` has the table of all families.
 """
 
 from __future__ import annotations
@@ -13,21 +12,29 @@ import pytest
 
 import tfgpipe
 from benchmarks.keras_hub import FAMILIES, compare
+from tests.helpers.marks import nightly
 
 # Worst differences are some roundings. Families that compute in float32 in part,
 # whatever they are asked, are exact to its roundings.
 DOUBLE, SINGLE = 1e-10, 1e-5
 
-EXACT = {"bert": DOUBLE, "vgg": DOUBLE}
+EXACT = {
+    "bert": DOUBLE,
+    "deit": DOUBLE,
+    "distil_bert": DOUBLE,
+    "f_net": DOUBLE,
+    "llama": SINGLE,
+    "mmdit": DOUBLE,
+    "swin": DOUBLE,
+    "t5": DOUBLE,
+    "vgg": DOUBLE,
+}
 
 
-@pytest.mark.parametrize("family", EXACT)
+@pytest.mark.parametrize("family", nightly(EXACT, gate=["bert", "vgg"]))
 def test_a_family_of_independent_examples_is_exact(family):
     """Broken configurations and wrong shapes notwithstanding."""
-    assert_exact(family, EXACT[family])
-
-
-def assert_exact(family, tolerance):
+    tolerance = EXACT[family]
     assert FAMILIES[family].exact
     result = compare(FAMILIES[family])
     assert max(result.gradients, result.microbatch_gradients) < tolerance
@@ -35,11 +42,16 @@ def assert_exact(family, tolerance):
     assert not result.warnings
 
 
-def test_the_balance_of_experts_is_that_of_the_mini_batch():
-    assert_balance_is_exact("mixtral")
+@pytest.mark.nightly
+def test_rwkv7_is_exact():
+    """Its recurrence is a Python loop."""
+    result = compare(FAMILIES["rwkv7"])
+    assert result.gradients < SINGLE
+    assert not result.warnings
 
 
-def assert_balance_is_exact(family):
+@pytest.mark.parametrize("family", ["mixtral", *nightly(["qwen_moe"])])
+def test_the_balance_of_experts_is_that_of_the_mini_batch(family):
     """That of microbatches, one by one, would be another."""
     assert FAMILIES[family].exact
     result = compare(FAMILIES[family])
@@ -53,9 +65,20 @@ def test_masks_joined_with_the_batch_are_refused():
         compare(FAMILIES["sam"])
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama"])
-def test_tokens_are_those_of_keras_hub(name):
-    assert_tokens(name)
+@pytest.mark.nightly
+def test_embeddings_that_depend_on_the_batch_size_are_named():
+    """XLNet reshapes positions and batch where it should transpose them."""
+    result = compare(FAMILIES["xlnet"])
+    named = "Layer 'content_query_embedding' mixes the examples of a batch"
+    assert any(named in warning for warning in result.warnings)
+    assert result.microbatch_gradients < DOUBLE < result.gradients
+
+
+@pytest.mark.nightly
+def test_images_by_texts_are_refused():
+    words = r"Layer 'clip_head' makes another axis as long as the batch.*\(6, 6\)"
+    with pytest.raises(ValueError, match=words):
+        compare(FAMILIES["clip"])
 
 
 # Sizes of small causal models, by the names that families have for them.
@@ -106,8 +129,9 @@ def causal_model(name, **arguments):
     return model
 
 
-def assert_tokens(name):
-    """Asserts that they are keras-hub's, the likeliest ones and drawn ones."""
+@pytest.mark.parametrize("name", nightly(sorted(CAUSAL), gate=["GPT2", "Llama"]))
+def test_tokens_are_those_of_keras_hub(name):
+    """The likeliest ones, and drawn ones."""
     model, random = causal_model(name, preprocessor=None), np.random.default_rng(0)
     sizes = np.array([2, 5, 3, 4])
     given = np.arange(12) < sizes[:, None]

@@ -6,6 +6,8 @@ or positions to a few of these: microbatches add up other partial sums, each rou
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 from tests.helpers.reference import InMicrobatches
 from tests.helpers.zoo import floats
 from tfgpipe import schedules
@@ -93,6 +96,13 @@ class Itself(layers.Wrapper):
         ("mixed_float16", "global", 2, 3),
         ("mixed_bfloat16", "layer", 3, 2),
         ("mixed_float16", "dtype", 2, 1),
+        *nightly(
+            [
+                ("mixed_bfloat16", "global", 4, 1),
+                ("mixed_float16", "layer", 1, 3),
+                ("mixed_bfloat16", "dtype", 3, 4),
+            ]
+        ),
     ],
 )
 def test_every_layer_computes_in_the_type_it_has_unpipelined(
@@ -306,6 +316,7 @@ def test_float8_is_refused(num_microbatches):
 ROWS = 8
 X, Y = floats(ROWS, 5), floats(ROWS, 3, seed=2)
 LARGE = 1e6
+WHERE = ("input", "target")
 
 
 def overflowing(where, row):
@@ -386,7 +397,11 @@ def assert_leaves_out_one_step(plain, pipelined, where, *, row=4):
 
 @pytest.mark.usefixtures("mixed_precision")
 @pytest.mark.parametrize(
-    ("schedule", "where"), [("interleaved", "input"), ("zero_bubble", "target")]
+    ("schedule", "where"),
+    nightly(
+        itertools.product(schedules.NAMES, WHERE),
+        gate=[("interleaved", "input"), ("zero_bubble", "target")],
+    ),
 )
 def test_an_overflow_in_one_microbatch_leaves_the_step_out(schedule, where):
     plain = keras.Sequential([keras.Input((5,)), *small()])
@@ -406,7 +421,13 @@ def test_an_overflow_in_one_microbatch_leaves_the_step_out(schedule, where):
 
 
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize(("where", "eagerly"), [("input", True), ("target", False)])
+@pytest.mark.parametrize(
+    ("where", "eagerly"),
+    nightly(
+        itertools.product(WHERE, [False, True]),
+        gate=[("input", True), ("target", False)],
+    ),
+)
 def test_the_same_under_fit_of_a_pipelined_layer(where, eagerly):
     plain = keras.Sequential([keras.Input((5,)), *small()])
     compare.fresh_names()
@@ -418,7 +439,10 @@ def test_the_same_under_fit_of_a_pipelined_layer(where, eagerly):
 
 
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize(("schedule", "num_microbatches"), [("1f1b", 4)])
+@pytest.mark.parametrize(
+    ("schedule", "num_microbatches"),
+    [("1f1b", 4), *nightly([("gpipe", 1), ("gpipe", 4)])],
+)
 def test_statistics_and_seeds_move_as_without_a_pipeline(schedule, num_microbatches):
     """Keras moves them in a step that it leaves out, once; so do microbatches."""
     inner = keras.Sequential([keras.Input((5,)), *dropped()])
@@ -451,7 +475,13 @@ def test_the_scale_grows_after_as_many_steps_as_keras_says():
 
 
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize(("face", "row"), [("model", 6), ("layer", 1)])
+@pytest.mark.parametrize(
+    ("face", "row"),
+    nightly(
+        itertools.product(["layer", "model"], [1, 6]),
+        gate=[("model", 6), ("layer", 1)],
+    ),
+)
 def test_an_overflow_on_one_replica_leaves_the_step_out_on_all(face, row):
     """Keras asks the first replica alone, and steps on if it was another."""
     plain = keras.Sequential([keras.Input((5,)), *dropless()])

@@ -2,8 +2,8 @@
 
 The whole list is `tests/README.md`: each behaviour of torchgpipe's, PyTorch's and
 Lingvo's suites with the test that checks it here. As everywhere, the reference is the
-plain Keras model of the same layers, weights and seeds. Each is here in a short form;
-`tests/nightly/test_other_libraries.py` has the numbers that their suites take.
+plain Keras model of the same layers, weights and seeds. The numbers that their suites
+take run nightly.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tests.helpers.layer_stacks import (
     dropped,
     normalised,
 )
+from tests.helpers.marks import nightly
 from tests.helpers.reference import OneAfterAnother
 from tests.helpers.zoo import ZOO, floats, ids
 from tfgpipe.stage import normalization
@@ -42,6 +43,9 @@ from tfgpipe_params.lm.transformer import Block, Positions
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLE = dict(zip(("rtol", "atol"), compare.TOLERANCES["float64"], strict=True))
+
+# Numbers of stages and microbatches, as Lingvo takes them.
+FEW = list(itertools.product((1, 2), (1, 2)))
 
 # Where batch normalization once a microbatch is what is meant.
 MANY_AVERAGES = pytest.mark.filterwarnings("ignore:Batch normalization sees")
@@ -130,7 +134,10 @@ RECOMPUTED = {
 
 @pytest.mark.parametrize(
     ("remat", "num_microbatches"),
-    [*((remat, 4) for remat in REMAT_MODES), ("except_last", 1)],
+    nightly(
+        itertools.product(REMAT_MODES, [1, 2, 4]),
+        gate=[*((remat, 4) for remat in REMAT_MODES), ("except_last", 1)],
+    ),
 )
 def test_just_so_many_microbatches_are_recomputed(remat, num_microbatches):
     # Three rows for four microbatches: there are three, and the last of them is last.
@@ -168,7 +175,11 @@ def test_a_microbatch_is_recomputed_after_the_backward_of_the_one_before(remat):
 
 
 @pytest.mark.parametrize(
-    ("training", "remat"), list(zip((False, True) * 3, REMAT_MODES, strict=False))
+    ("training", "remat"),
+    nightly(
+        itertools.product((False, True), REMAT_MODES),
+        gate=list(zip((False, True) * 3, REMAT_MODES, strict=False)),
+    ),
 )
 def test_without_gradients_there_is_nothing_for_gradients(training, remat):
     K, M = 3, 4
@@ -251,7 +262,10 @@ class Refuses(layers.Layer):
 
 @pytest.mark.parametrize(
     ("k", "way", "graph"),
-    [(0, "backward", True), (3, "forward", True), (2, "backward", False)],
+    nightly(
+        itertools.product(range(4), ["forward", "backward"], [True, False]),
+        gate=[(0, "backward", True), (3, "forward", True), (2, "backward", False)],
+    ),
 )
 def test_a_stage_that_fails_ends_the_step_and_not_the_next_one(k, way, graph):
     stack = [layers.Dense(4) for _ in range(4)]
@@ -367,7 +381,7 @@ class Defined(layers.Layer):
         return defined(x, tf.convert_to_tensor(self.w))
 
 
-@pytest.mark.parametrize("remat", ["stage", "none"])
+@pytest.mark.parametrize("remat", ["stage", "none", *nightly(["layer", "except_last"])])
 def test_gradients_that_layers_define_are_taken(remat):
     def make():
         return [Defined(), layers.Dense(4), Defined(), layers.Dense(3)]
@@ -419,12 +433,50 @@ def causal_language_model():
     return keras.Model(inputs, layers.Dense(zoo.IDS)(x))
 
 
+@pytest.mark.nightly
+def test_gradients_are_the_differences_of_a_language_models_loss(floatx):
+    floatx("float64")
+    model = tfgpipe.pipeline(causal_language_model(), num_stages=2, num_microbatches=2)
+    x, y = ids(3, 5), ids(3, 5, seed=2)
+
+    @tf.function
+    def loss():
+        loss = keras.losses.sparse_categorical_crossentropy(
+            y, model(x, training=True), from_logits=True
+        )
+        return tf.reduce_mean(loss)
+
+    with tf.GradientTape() as tape:
+        value = loss()
+    gradients = tape.gradient(value, model.trainable_variables)
+    rng = np.random.default_rng(0)
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        gradient = tf.convert_to_tensor(gradient).numpy()
+        before = variable.numpy()
+        for _ in range(2):
+            where = tuple(rng.integers(before.shape))
+            sides = []
+            for step in (-1e-5, 1e-5):
+                moved = before.copy()
+                moved[where] += step
+                variable.assign(moved)
+                sides.append(loss().numpy())
+            variable.assign(before)
+            slope = (sides[1] - sides[0]) / 2e-5
+            assert gradient[where] == pytest.approx(slope, rel=1e-6, abs=1e-9)
+
+
 # -- state ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("num_stages", "num_microbatches", "num_dropouts", "remat"),
-    [(2, 5, 4, remat) for remat in REMAT_MODES],
+    [
+        *((2, 5, 4, remat) for remat in REMAT_MODES),
+        *nightly((K, M, 10, "stage") for K, M in FEW),
+        *nightly((2, 10, 10, remat) for remat in REMAT_MODES),
+        *nightly([(2, 10, 100, "stage")]),
+    ],
 )
 def test_what_dropouts_drop_they_drop_again(
     num_stages, num_microbatches, num_dropouts, remat
@@ -464,7 +516,7 @@ def test_training_and_evaluation_take_turns():
         )
 
 
-@pytest.mark.parametrize("num_stages", [4])
+@pytest.mark.parametrize("num_stages", [4, *nightly([1, 2])])
 def test_deferred_averages_do_not_depend_on_the_cut(num_stages, floatx):
     floatx("float64")
 
@@ -504,7 +556,9 @@ def alive(*kinds: type) -> list[int]:
     return [sum(isinstance(x, kind) for x in objects) for kind in kinds]
 
 
-@pytest.mark.parametrize(("remat", "num_steps"), [("stage", 6)])
+@pytest.mark.parametrize(
+    ("remat", "num_steps"), [("stage", 6), *nightly([("stage", 15), ("none", 15)])]
+)
 def test_steps_leave_no_tensor_and_no_graph_behind(remat, num_steps):
     stack = [layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)]
     model = compare.pipelined_model(
@@ -534,12 +588,49 @@ def test_steps_leave_no_tensor_and_no_graph_behind(remat, num_steps):
     del left
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["dense", "embedded"])
+def test_twenty_iterations_of_an_optimizer(name, floatx):
+    floatx("float64")
+    chosen = STACKS[name]
+    dtype = "float64" if chosen.dtype == "float32" else chosen.dtype
+    models = compare.pair(
+        chosen.make, chosen.shape, dtype, num_stages=4, num_microbatches=3
+    )
+    x = tf.constant(chosen.data(8).astype(dtype))
+
+    def train(model):
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = compare.squares(model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+            return loss
+
+        losses = [step(x).numpy() for _ in range(20)]
+        return losses, [v.numpy() for v in (*model.variables, *optimizer.variables)]
+
+    (losses, variables), (other_losses, others) = map(train, models)
+    assert losses[-1] < 0.9 * losses[0]
+    compare.close(np.array(losses), np.array(other_losses), "losses", **DOUBLE)
+    for i, (a, b) in enumerate(zip(variables, others, strict=True)):
+        compare.close(np.float64(a), np.float64(b), f"variable {i}", **DOUBLE)
+
+
 # -- devices and names ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "devices",
-    [["CPU:1", "CPU:1", "CPU:0"], ["CPU:5", "CPU:2", "CPU:7"]],
+    [
+        ["CPU:1", "CPU:1", "CPU:0"],
+        ["CPU:5", "CPU:2", "CPU:7"],
+        *nightly([["CPU:0", "CPU:1", "CPU:0"], ["CPU:3", "CPU:3", "CPU:3"]]),
+    ],
     ids=" ".join,
 )
 def test_stages_may_share_devices_in_any_order(devices):
@@ -602,7 +693,7 @@ def test_layers_keep_their_names_and_the_wrapper_has_their_variables(make, num_s
 # -- models ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(3, 4)])
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(3, 4), *nightly(FEW)])
 def test_what_the_first_stage_gives_beside_comes_out_whole(
     num_stages, num_microbatches
 ):
@@ -622,7 +713,9 @@ def test_what_the_first_stage_gives_beside_comes_out_whole(
     compare.assert_same(compare.run(plain, x, graph=False), received)
 
 
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 2)])
+@pytest.mark.parametrize(
+    ("num_stages", "num_microbatches"), nightly(FEW, gate=[(2, 2)])
+)
 def test_a_structure_with_nothing_in_a_place_keeps_it(num_stages, num_microbatches):
     def make():
         a = keras.Input((4,), name="a")
@@ -696,9 +789,15 @@ MODELS = {
 }
 
 
+GRID = [*({"num_stages": K, "num_microbatches": M} for K, M in FEW), {"first": 3}]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("transparent", {"first": 3}), ("encoder_decoder", {"first": 3})],
+    nightly(
+        itertools.product(["transparent", "language_model"], GRID),
+        gate=[("transparent", {"first": 3}), ("encoder_decoder", {"first": 3})],
+    ),
     ids=str,
 )
 def test_transparent_attention_language_models_and_translators(name, arguments):
@@ -719,7 +818,7 @@ def test_transparent_attention_language_models_and_translators(name, arguments):
 # -- sequences ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_stages", [2])
+@pytest.mark.parametrize("num_stages", [2, *nightly([1])])
 def test_packed_sequences_give_what_they_give_apart(num_stages):
     def make():
         return [
@@ -811,7 +910,7 @@ def decoder():
     return keras.Model([tokens, pasts, states], [layers.Dense(zoo.IDS)(x), news, ends])
 
 
-@pytest.mark.parametrize(("num_stages", "graph"), [(2, True)])
+@pytest.mark.parametrize(("num_stages", "graph"), [(2, True), *nightly([(1, False)])])
 def test_decoding_step_by_step_gives_the_full_pass(num_stages, graph):
     plain, pipelined = compare.model_pair(
         decoder, num_stages=num_stages, num_microbatches=2
@@ -836,7 +935,7 @@ def test_decoding_step_by_step_gives_the_full_pass(num_stages, graph):
             compare.close(a.numpy(), b.numpy(), "decoded", compare.RTOL, compare.ATOL)
 
 
-@pytest.mark.parametrize("depth", [2])
+@pytest.mark.parametrize("depth", [2, *nightly([4, 8])])
 def test_stacked_recurrent_layers(depth):
     def make():
         # Unrolled where there are many: that takes a third of the time to trace.

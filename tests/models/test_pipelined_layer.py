@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
@@ -16,6 +17,7 @@ from keras.src import testing
 import tfgpipe
 from tests.helpers import compare
 from tests.helpers.layer_stacks import REMAT_MODES, dense, normalised, regularised
+from tests.helpers.marks import nightly
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import dtype_policies
 
@@ -66,7 +68,10 @@ def assert_same_variables(plain, pipelined, rtol=1e-5, atol=1e-5):
 
 @pytest.mark.parametrize(
     ("kind", "run_eagerly"),
-    [("sequential", True), ("functional", False), ("subclassed", False)],
+    nightly(
+        itertools.product(KINDS, [False, True]),
+        gate=[("sequential", True), ("functional", False), ("subclassed", False)],
+    ),
 )
 def test_fit_evaluate_and_predict_are_the_plain_models(kind, run_eagerly):
     plain, pipelined = both(kind=KINDS[kind])
@@ -228,7 +233,7 @@ def test_keras_file_round_trip(tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", [1, 2, *nightly([4])])
 def test_weights_saved_at_four_stages_load_at_any_number(tmp_path, num_stages):
     _, four = both(normalised, num_stages=4)
     _, other = both(normalised, num_stages=num_stages, balance="params")
@@ -262,7 +267,7 @@ def test_weights_go_to_the_plain_sequential_and_back(tmp_path):
     np.testing.assert_allclose(pipelined(X).numpy(), plain(X).numpy(), 1e-6, 1e-6)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", [1, 2, *nightly([4])])
 def test_tensorflow_checkpoints_do_not_depend_on_the_cut(tmp_path, num_stages):
     _, four = both(normalised, num_stages=4)
     _, other = both(normalised, num_stages=num_stages)

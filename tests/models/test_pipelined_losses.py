@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import keras
@@ -21,6 +22,7 @@ from tests.helpers.custom_losses import (
     sum_of_squares,
 )
 from tests.helpers.layer_stacks import AddsLoss
+from tests.helpers.marks import nightly
 from tests.helpers.zoo import IDS, floats, ids, padded_ids
 from tests.models.test_pipelined_model import (
     NUM_ROWS,
@@ -58,7 +60,13 @@ def regularised() -> keras.Model:
     return keras.Model(inputs, layers.Dense(3, kernel_regularizer="l2")(x))
 
 
-@pytest.mark.parametrize(("loss", "eagerly"), [("mse", True), (None, False)])
+@pytest.mark.parametrize(
+    ("loss", "eagerly"),
+    nightly(
+        itertools.product(["mse", None], [False, True]),
+        gate=[("mse", True), (None, False)],
+    ),
+)
 def test_added_losses(loss, eagerly):
     """With a loss of the outputs, and without any."""
     models = both(
@@ -133,7 +141,7 @@ FUNCTIONS = (squares_of_rows, mean_of_squares, sum_of_squares, mean_over_rows)
 
 
 def test_functions_as_losses():
-    """One of each output; in `nightly` each is by itself."""
+    """One of each output."""
 
     def make():
         inputs = keras.Input((5,))
@@ -142,6 +150,13 @@ def test_functions_as_losses():
 
     models = both(make, lambda: {"optimizer": sgd(), "loss": list(FUNCTIONS)})
     assert_fits_the_same(models, X, [Y] * len(FUNCTIONS), epochs=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_function_as_a_loss(function):
+    models = both(small, lambda: {"optimizer": sgd(), "loss": function})
+    assert_fits_the_same(models, X, Y, epochs=1)
 
 
 IDS_IN, IDS_OUT = padded_ids(NUM_ROWS, 5), ids(NUM_ROWS, 5, seed=3)
@@ -162,12 +177,22 @@ def token_loss(ignore_class, reduction):
         (True, None, "mean_with_sample_weight", OF_PLACES),
         (False, 0, "sum", WEIGHTS[:, None]),
         (True, 0, "sum_over_batch_size", None),
+        *nightly(
+            [
+                (True, None, "sum_over_batch_size", None),
+                (False, 0, "sum_over_batch_size", OF_PLACES),
+                (True, 0, "sum_over_batch_size", WEIGHTS[:, None]),
+                (True, 0, "mean_with_sample_weight", None),
+                (False, None, "mean_with_sample_weight", OF_PLACES),
+                (False, None, "sum_over_batch_size", WEIGHTS[:, None]),
+            ]
+        ),
     ],
 )
 def test_what_a_loss_leaves_out(mask, ignored, reduction, weights):
     """Padding of the inputs, a class that is ignored, or both.
 
-    `test_losses` has every combination, without a pipeline; `nightly` has more.
+    `test_losses` has every combination, without a pipeline.
     """
     models = both(
         lambda: tokens(mask),
@@ -331,6 +356,7 @@ def shapes_that_run(graph) -> list[list[int | None]]:
     [
         ("gpipe", None, False),
         ("1f1b", 0, True),
+        *nightly([("gpipe", None, True), ("gpipe", 0, False)]),
     ],
 )
 def test_outputs_of_the_whole_mini_batch_never_exist(schedule, ignored, mask):

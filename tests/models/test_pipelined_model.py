@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from concurrent import futures
 from typing import Any
@@ -13,7 +14,9 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, zoo
+from tests.helpers.marks import nightly
 from tests.helpers.zoo import floats, ids
+from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
 from tfgpipe.schedules.schedule import Action, Schedule
 
@@ -141,9 +144,13 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("make", TOGETHER.values(), ids=TOGETHER)
+@pytest.mark.parametrize(
+    "make",
+    nightly(OPTIMIZERS.values(), gate=TOGETHER.values()),
+    ids=[*TOGETHER, *OPTIMIZERS],
+)
 def test_any_optimizer_makes_the_plain_models_updates(make):
-    """Its slots included. In `nightly` each option is by itself."""
+    """Its slots included."""
     models = both(small, lambda: {"optimizer": make(), "loss": "mse"})
     assert_fits_the_same(models, X, Y)
 
@@ -164,7 +171,11 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), [("eager", "1f1b"), ("several", "zero_bubble")]
+    ("name", "schedule"),
+    nightly(
+        zip(SETTINGS, itertools.cycle(schedules.NAMES[:4]), strict=False),
+        gate=[("eager", "1f1b"), ("several", "zero_bubble")],
+    ),
 )
 def test_whatever_is_compiled(name, schedule):
     models = both(
@@ -278,7 +289,7 @@ def two_outputs() -> tuple:
     return x, {"price": floats(NUM_ROWS, 1), "kind": ids(NUM_ROWS, 1) % 3}
 
 
-@pytest.mark.parametrize("num_stages", [3])
+@pytest.mark.parametrize("num_stages", [3, *nightly([2])])
 def test_losses_and_metrics_by_the_names_of_outputs(num_stages):
     """The outputs come from different stages."""
     models = both(
@@ -294,7 +305,7 @@ def test_losses_and_metrics_by_the_names_of_outputs(num_stages):
     assert_trains_the_same(models, *two_outputs())
 
 
-@pytest.mark.parametrize("weights", ["one each"])
+@pytest.mark.parametrize("weights", ["one each", *nightly(["one for all"])])
 def test_losses_in_a_list_and_sample_weights(weights):
     models = both(
         zoo.two_in_two_out,
@@ -540,7 +551,10 @@ class Batches(keras.utils.PyDataset):
         return self.x[index], self.y[index]
 
 
-@pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("workers", "shuffle"),
+    nightly(itertools.product([1, 2], [False, True]), gate=[(1, True), (2, False)]),
+)
 def test_a_pydataset_is_taken_in_the_order_of_the_plain_model(workers, shuffle):
     def fitted(pipelined):
         keras.utils.set_random_seed(0)

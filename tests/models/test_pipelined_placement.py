@@ -14,8 +14,9 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.distribution.test_placement import device_of, graphs_of
-from tests.helpers import compare
+from tests.helpers import compare, zoo
 from tests.helpers.layer_stacks import AddsLoss
+from tests.helpers.marks import nightly
 from tests.helpers.recording_layer import LOG, Logs
 from tests.helpers.zoo import floats
 from tests.models.test_pipelined_losses import (
@@ -72,7 +73,7 @@ def plain_and_replicated(make, *, schedule="1f1b", **compiled):
     return plain, pipelined
 
 
-@pytest.mark.parametrize("schedule", ["zero_bubble"])
+@pytest.mark.parametrize("schedule", ["zero_bubble", *nightly(["1f1b"])])
 def test_replicas_are_one_that_has_all_rows(schedule):
     """With several metrics and weights of rows; `test_data_parallel` has the rest."""
     compiled = {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"]}
@@ -83,10 +84,19 @@ def test_replicas_are_one_that_has_all_rows(schedule):
 
 
 def test_replicas_of_a_loss_that_leaves_things_out():
-    """In `nightly` of several losses."""
     loss = token_loss(0, "sum_over_batch_size")
     models = plain_and_replicated(lambda: tokens(mask=True), loss=loss)
     assert_fits_the_same(models, IDS_IN, IDS_OUT, batch_size=8, epochs=1)
+
+
+@pytest.mark.nightly
+def test_replicas_of_several_losses_that_leave_things_out():
+    compiled = {"loss": ["mse"] * 4, "loss_weights": [1.0, 0.5, 2.0, 1.0]}
+    models = plain_and_replicated(zoo.masked_outputs, **compiled)
+    x = zoo.ZOO["masked_outputs"].data(NUM_ROWS)
+    shapes = (6, 3), (4, 3), (3,), (4, 2)
+    y = [floats(NUM_ROWS, *shape) for shape in shapes]
+    assert_fits_the_same(models, x, y, batch_size=8)
 
 
 def test_regularizers_count_once_whatever_the_number_of_replicas():
@@ -106,7 +116,7 @@ def trained(make=small, rows=NUM_ROWS, **compiled):
     return model
 
 
-@pytest.mark.parametrize("schedule", ["interleaved"])
+@pytest.mark.parametrize("schedule", ["interleaved", *nightly(["1f1b"])])
 def test_a_pipeline_of_a_trained_model_goes_on_as_that_would(schedule):
     """With what it was compiled with, and what Adam has noted so far."""
     compiled = {
@@ -373,7 +383,11 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "eagerly"), [*((name, False) for name in PLANS), ("interleaved", True)]
+    ("name", "eagerly"),
+    nightly(
+        itertools.product(PLANS, [False, True]),
+        gate=[*((name, False) for name in PLANS), ("interleaved", True)],
+    ),
 )
 def test_each_device_runs_the_schedules_actions_in_order_and_once(name, eagerly):
     arguments = {"num_microbatches": 4, "remat": "none", **PLANS[name]}
@@ -413,7 +427,7 @@ def calls_by_device(model, *shapes) -> dict[str, list]:
     return found
 
 
-@pytest.mark.parametrize("name", ["zero_bubble", "interleaved"])
+@pytest.mark.parametrize("name", nightly(PLANS, gate=["zero_bubble", "interleaved"]))
 def test_programs_are_on_their_devices_chained_in_the_schedules_order(name):
     arguments = {"num_microbatches": 4, **PLANS[name]}
     num_stages = arguments["num_stages"]
@@ -434,7 +448,7 @@ def test_programs_are_on_their_devices_chained_in_the_schedules_order(name):
             assert before is None or before in waits
 
 
-@pytest.mark.parametrize("name", ["zero_bubble", "interleaved"])
+@pytest.mark.parametrize("name", nightly(PLANS, gate=["zero_bubble", "interleaved"]))
 def test_only_boundaries_and_scalars_cross_between_devices(name):
     """No weight, slot or gradient of a weight; targets go to the last stage alone."""
     arguments = {"num_microbatches": 4, **PLANS[name]}

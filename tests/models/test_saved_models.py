@@ -12,6 +12,7 @@ import pytest
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 from tests.helpers.zoo import ZOO, floats
 
 layers = keras.layers
@@ -42,7 +43,9 @@ def outputs(model, x):
     return [y.numpy() for y in keras.tree.flatten(model(x, training=False))]
 
 
-@pytest.mark.parametrize("name", ["u_net_normalised", "siamese", "tuples"])
+@pytest.mark.parametrize(
+    "name", nightly(SAVED, gate=["u_net_normalised", "siamese", "tuples"])
+)
 def test_a_keras_file_brings_the_model_back(name, tmp_path):
     model = tfgpipe.pipeline(SAVED[name].make(), num_stages=3, num_microbatches=2)
     moved(model)

@@ -9,21 +9,38 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import zoo
+from tests.helpers.marks import nightly
+
+PER_LAYER, OTHERS = zoo.deal()
 
 
-@pytest.mark.parametrize("case", zoo.deal()[0], ids=zoo.title)
+@pytest.mark.parametrize("case", nightly(OTHERS, gate=PER_LAYER), ids=zoo.title)
 def test_outputs_gradients_and_state_are_the_plain_models(case, floatx):
     floatx(case["dtype"])
     zoo.assert_same_step(**case)
 
 
-def test_an_application(floatx):
-    """MobileNet, of 86 layers; larger ones are in `nightly/test_zoo.py`."""
+@pytest.mark.parametrize(
+    ("application", "num_stages", "num_microbatches", "training", "arguments"),
+    [
+        ("MobileNet", 2, 2, False, {"alpha": 0.25}),
+        *nightly(
+            [
+                ("ResNet50", 3, 3, False, {}),
+                ("EfficientNetB0", 4, 3, False, {}),
+                ("MobileNetV2", 4, 1, True, {}),
+            ]
+        ),
+    ],
+)
+def test_applications(
+    application, num_stages, num_microbatches, training, arguments, floatx
+):
     floatx("float64")
     zoo.assert_application(
-        "MobileNet",
-        num_stages=2,
-        num_microbatches=2,
-        training=False,
-        alpha=0.25,
+        application,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        training=training,
+        **arguments,
     )

@@ -39,7 +39,7 @@ GATE_SECONDS = 1800.0
 PROFILE = "mutations"
 QUICK = (f"--hypothesis-profile={PROFILE}",)
 # All that `make test` runs.
-GATE = ("tests", "--ignore=tests/nightly", "--dist=loadfile")
+GATE = ("tests", "--dist=loadfile")
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 # Of pytest: all passed; some failed; some could not be collected.

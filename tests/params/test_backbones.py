@@ -10,6 +10,7 @@ import keras_hub
 import numpy as np
 import pytest
 
+from tests.helpers import presets
 from tests.trainer import runs
 from tfgpipe_params import lm
 from tfgpipe_trainer.checkpoint import variable_names
@@ -148,27 +149,8 @@ def test_the_network_is_causal(tmp_path: Path) -> None:
     assert np.abs(one[0, 9:] - other[0, 9:]).max() > 1e-3
 
 
-def _preset(folder: Path) -> Path:
-    """Writes a preset with a tokenizer of its own."""
-    characters = [
-        *(chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))),
-        *(chr(256 + i) for i in range(68)),
-    ]
-    pieces = [*characters, "\u0120i", "\u0120is", "<|endoftext|>"]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    merges = ["\u0120 i", "\u0120i s"]
-    tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=merges)
-    tokenizer.save_to_preset(str(folder))
-    sizes = {"num_layers": 1, "num_heads": 1, "hidden_dim": 8, "intermediate_dim": 8}
-    backbone = keras_hub.models.GPT2Backbone(
-        vocabulary_size=len(pieces), max_sequence_length=16, **sizes
-    )
-    backbone.save_to_preset(str(folder))
-    return folder
-
-
 def test_a_preset_brings_its_tokenizer(tmp_path: Path, capsys) -> None:
-    preset = _preset(tmp_path / "preset")
+    preset = presets.write(tmp_path / "preset")
     flags = [f"--set=model.backbone={preset}", "--set=model.arguments=()"]
     own = experiment(tmp_path, f"model.backbone={preset}", "model.arguments=()")
     tokenizer = own.corpus.load_tokenizer()

@@ -1,17 +1,22 @@
-"""Digits: real images, and a network that is trained for 8 bits."""
+"""Digits: real images, a network that is trained for 8 bits, and its files."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
+from benchmarks import int8
 from tests.helpers import experiments
 from tfgpipe_params.image import digits
 from tfgpipe_params.image.classifiers import ConvNetClassifier
 from tfgpipe_trainer.config import Precision
 from tfgpipe_trainer.experiment import find
 from tfgpipe_trainer.hyperparams import HyperparameterError, override
+from tfgpipe_trainer.main import main
 
 
 def _short(**more: str) -> ConvNetClassifier:
@@ -67,3 +72,45 @@ def test_ranges_are_seen_before_they_are_frozen() -> None:
         "freeze_ranges_step: expected at least quantize_start_step=10, or None; "
         "received 5."
     )
+
+
+def _command(folder: Path) -> list[str]:
+    settings = [f"--set={name}={value}" for name, value in experiments.DIGITS.items()]
+    return ["trainer", "--params=image.DigitsQat", f"--logdir={folder}", *settings]
+
+
+@pytest.mark.nightly
+def test_a_run_ends_with_its_files_and_how_they_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = _command(tmp_path)
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "largest difference" in printed
+    export = tmp_path / "export"
+    assert {path.name for path in export.iterdir()} == {
+        "model.keras",
+        "model.safetensors",
+        "saved_model",
+        "model.tflite",
+        "int8.txt",
+    }
+    assert (export / "int8.txt").read_text().strip() in printed
+    loaded = keras.models.load_model(export / "model.keras")
+    assert loaded(digits.read("test").pixels[:3]).shape == (3, 10)
+
+    assert main([*argv, "--mode=export"]) == 0
+    assert "Tracing" not in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+def test_without_quantization_ranges_come_from_training_images(tmp_path: Path) -> None:
+    assert main([*_command(tmp_path), "--set=precision.quantize=none"]) == 0
+    assert (tmp_path / "export" / "model.tflite").exists()
+
+
+@pytest.mark.nightly
+def test_the_benchmark_compares_all_kinds_of_files(tmp_path: Path) -> None:
+    printed = int8.table(_short(), tmp_path)
+    for name in ("float", "fake-quant", "int8", "int8, calibrated", "Keras' quantize"):
+        assert re.search(rf"^ *{name} +\d+\.\d\d%", printed, re.MULTILINE), name

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import experiments
+from tests.helpers.marks import nightly
+from tfgpipe_trainer.experiment import experiments as experiments_here
 from tfgpipe_trainer.experiment import find
 from tfgpipe_trainer.main import main
 
@@ -34,8 +36,16 @@ def test_an_experiment_has_the_replicas_stages_and_shards_that_it_says(
     ) == spread
 
 
-def test_spread_in_all_ways_at_once_it_learns_the_same() -> None:
-    experiments.check_that_it_learns_as_alone("parallelism.DataPipelineTensor")
+SPREAD = [name for name in experiments_here() if name.startswith("parallelism.")]
+SPREAD.remove("parallelism.SingleDevice")
+
+
+@pytest.mark.parametrize(
+    "name", nightly(SPREAD, gate=["parallelism.DataPipelineTensor"])
+)
+def test_spread_in_any_way_it_learns_the_same(name: str) -> None:
+    """In all ways at once, or in one."""
+    experiments.check_that_it_learns_as_alone(name)
 
 
 def test_inspecting_draws_who_holds_what(

@@ -12,10 +12,8 @@ import pytest
 import tfgpipe
 from tfgpipe.quantization import (
     MovingAverageRange,
-    apply,
     compare,
     default_8bit,
-    plain_copy,
 )
 from tfgpipe.quantization.tflite import Comparison
 
@@ -93,54 +91,6 @@ def assert_integers_are_the_models(model: keras.Model, file: Path) -> None:
     assert compared.operations.num_floats == 0
     assert compared.num_bytes == file.stat().st_size
     assert compared.accuracy == pytest.approx(compared.int8_accuracy, abs=0.02)
-
-
-def assert_attention_is_islands_of_floats(file: Path, *, epochs: int) -> None:
-    """Asserts that floats are in layers without 8 bits alone, and named."""
-    model = trained(apply(attention(), scheme=SCHEME), epochs=epochs)
-    tfgpipe.export_int8(model, file)
-    compared = compare(model, file, data(model))
-    assert {"norm", "attention", "query"} <= set(compared.operations.floats)
-    assert compared.operations.floats["attention"]["SOFTMAX"] == 1
-    assert "last" not in compared.operations.floats
-    assert "1 SOFTMAX" in str(compared)
-    assert compared.largest_difference <= 8
-
-    # With inputs to see they are integers too, further away from the model.
-    tfgpipe.export_int8(model, file, data(model)[0])
-    calibrated = compare(model, file, data(model))
-    assert calibrated.operations.num_floats < compared.operations.num_floats
-
-
-def assert_not_trained_for_it_is_near(file: Path, *, epochs: int) -> None:
-    """Asserts that a model without ranges is exported by what it sees."""
-    model = trained(keras.Sequential(normalized()), epochs=epochs)
-    tfgpipe.export_int8(model, file, data(model)[0])
-    compared = compare(model, file, data(model))
-    assert compared.operations.num_floats == 0
-    assert compared.largest_difference <= 4
-    assert compared.int8_accuracy == pytest.approx(compared.accuracy, abs=0.05)
-
-
-def assert_mixed_precision_is_rebuilt(policy: str, file: Path, *, epochs: int) -> None:
-    """Asserts that the copy that is written is in float32, and the model stays."""
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = trained(apply(keras.Sequential(dense()), scheme=SCHEME), epochs=epochs)
-        before = [np.asarray(v) for v in model.weights]
-        copy = plain_copy(model)
-        tfgpipe.export_int8(model, file)
-        assert keras.config.dtype_policy().name == policy
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert {layer.dtype_policy.name for layer in copy.layers} == {"float32"}
-    assert {layer.compute_dtype for layer in model.layers[1:]} == {policy[6:]}
-    for variable, old, new in zip(model.weights, before, copy.weights, strict=True):
-        np.testing.assert_array_equal(np.asarray(variable), old)
-        np.testing.assert_array_equal(np.asarray(new), old)
-    compared = compare(model, file, data(model))
-    assert compared.identical >= 0.98
-    assert compared.largest_difference <= 1
 
 
 WAYS = ("model", "list", "inside")

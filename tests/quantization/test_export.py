@@ -1,7 +1,4 @@
-"""Files in 8 bits: the same numbers as the model that was trained for them.
-
-More models, and more training, are in tests/nightly/test_export.py.
-"""
+"""Files in 8 bits: the same numbers as the model that was trained for them."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers.marks import nightly
 from tests.quantization import exported
 from tests.quantization.exported import SCHEME, data, dense, normalized, trained
 from tfgpipe.quantization import (
@@ -59,8 +57,29 @@ def test_normalizations_are_folded_into_convolutions(file):
     exported.assert_integers_are_the_models(model, file)
 
 
-def test_attention_and_normalization_are_islands_of_floats(file):
-    exported.assert_attention_is_islands_of_floats(file, epochs=0)
+@pytest.mark.nightly
+@pytest.mark.parametrize("stack", [exported.convolutions, normalized])
+def test_files_of_other_stacks_give_the_integers_of_the_model(stack, file):
+    model = trained(apply(keras.Sequential(stack())), epochs=2)
+    tfgpipe.export_int8(model, file)
+    exported.assert_integers_are_the_models(model, file)
+
+
+@pytest.mark.parametrize("epochs", [0, *nightly([2])])
+def test_attention_and_normalization_are_islands_of_floats(epochs, file):
+    model = trained(apply(exported.attention(), scheme=SCHEME), epochs=epochs)
+    tfgpipe.export_int8(model, file)
+    compared = compare(model, file, data(model))
+    assert {"norm", "attention", "query"} <= set(compared.operations.floats)
+    assert compared.operations.floats["attention"]["SOFTMAX"] == 1
+    assert "last" not in compared.operations.floats
+    assert "1 SOFTMAX" in str(compared)
+    assert compared.largest_difference <= 8
+
+    # With inputs to see they are integers too, further away from the model.
+    tfgpipe.export_int8(model, file, data(model)[0])
+    calibrated = compare(model, file, data(model))
+    assert calibrated.operations.num_floats < compared.operations.num_floats
 
 
 def test_a_table_says_how_near_the_file_comes(dense_file):
@@ -106,15 +125,44 @@ def test_several_inputs_and_outputs_keep_their_order(file):
     assert compared.largest_difference <= 1
 
 
-def test_a_model_that_was_not_trained_for_it_is_exported_by_what_it_sees(file):
-    exported.assert_not_trained_for_it_is_near(file, epochs=0)
+@pytest.mark.parametrize("epochs", [0, *nightly([2])])
+def test_a_model_that_was_not_trained_for_it_is_exported_by_what_it_sees(epochs, file):
+    model = trained(keras.Sequential(normalized()), epochs=epochs)
+    tfgpipe.export_int8(model, file, data(model)[0])
+    compared = compare(model, file, data(model))
+    assert compared.operations.num_floats == 0
+    assert compared.largest_difference <= 4
+    assert compared.int8_accuracy == pytest.approx(compared.accuracy, abs=0.05)
 
 
 # The copy that is written.
 
 
-def test_mixed_precision_is_rebuilt_in_float32(file):
-    exported.assert_mixed_precision_is_rebuilt("mixed_float16", file, epochs=0)
+@pytest.mark.parametrize(
+    ("policy", "epochs"),
+    [
+        ("mixed_float16", 0),
+        *nightly([("mixed_float16", 2), ("mixed_bfloat16", 2)]),
+    ],
+)
+def test_mixed_precision_is_rebuilt_in_float32(policy, epochs, file):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = trained(apply(keras.Sequential(dense()), scheme=SCHEME), epochs=epochs)
+        before = [np.asarray(v) for v in model.weights]
+        copy = plain_copy(model)
+        tfgpipe.export_int8(model, file)
+        assert keras.config.dtype_policy().name == policy
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert {layer.dtype_policy.name for layer in copy.layers} == {"float32"}
+    assert {layer.compute_dtype for layer in model.layers[1:]} == {policy[6:]}
+    for variable, old, new in zip(model.weights, before, copy.weights, strict=True):
+        np.testing.assert_array_equal(np.asarray(variable), old)
+        np.testing.assert_array_equal(np.asarray(new), old)
+    compared = compare(model, file, data(model))
+    assert compared.identical >= 0.98
+    assert compared.largest_difference <= 1
 
 
 def test_a_pipeline_is_exported_like_the_plain_model(tmp_path):
@@ -125,6 +173,18 @@ def test_a_pipeline_is_exported_like_the_plain_model(tmp_path):
     for way, model in models.items():
         found = exported.exported(model, tmp_path / f"{way}.tflite", stack)
         assert found == alone, way
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", exported.WAYS)
+def test_a_pipeline_that_sees_ranges_is_exported_like_the_plain_model(
+    way, file, tmp_path
+):
+    stack = apply(keras.Sequential(dense()), scheme=SCHEME)
+    model = exported.pipelined(stack, way)
+    model(data(stack)[0], training=True)
+    alone = exported.exported(stack, tmp_path / "plain.tflite", stack)
+    assert exported.exported(model, file, stack) == alone
 
 
 def test_a_pipeline_in_a_functional_model_is_undone_with_its_side_inputs():

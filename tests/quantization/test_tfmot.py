@@ -1,10 +1,8 @@
-"""tensorflow-model-optimization as the oracle, and as an external quantizer.
-
-A few steps; a hundred are in tests/nightly/test_tfmot.py.
-"""
+"""tensorflow-model-optimization as the oracle, and as an external quantizer."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import zipfile
@@ -16,7 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.helpers.marks import nightly
+from tests.helpers.subprocesses import interpret
 from tests.quantization.external_quantizers import (
+    MODELS,
     assert_external_quantizers_train_as_tfmot,
     assert_trains_as_tfmot,
     library_keras,
@@ -35,14 +36,22 @@ def tf_keras():
 
 
 @pytest.mark.parametrize(
-    ("model", "num_stages"), [("convolutions", 2), ("branches", 1)]
+    ("model", "num_stages", "num_steps"),
+    nightly(
+        itertools.product(MODELS, [1, 2], [100]),
+        gate=[("convolutions", 2, 12), ("branches", 1, 12)],
+    ),
 )
-def test_steps_are_those_of_tfmot(model, num_stages):
-    assert_trains_as_tfmot(model, num_stages=num_stages, num_steps=12)
+def test_steps_are_those_of_tfmot(model, num_stages, num_steps):
+    assert_trains_as_tfmot(model, num_stages=num_stages, num_steps=num_steps)
 
 
-def test_external_quantizers_do_the_same():
-    assert_external_quantizers_train_as_tfmot("quantizers", num_steps=12)
+@pytest.mark.parametrize(
+    ("kind", "num_steps"),
+    [("quantizers", 12), *nightly([("configurations", 100), ("quantizers", 100)])],
+)
+def test_external_quantizers_do_the_same(kind, num_steps):
+    assert_external_quantizers_train_as_tfmot(kind, num_steps=num_steps)
 
 
 def test_external_quantizers_are_saved_and_loaded(tf_keras, tmp_path):
@@ -207,8 +216,29 @@ def test_only_quantizers_of_tfmot_are_taken():
         from_tfmot(8)
 
 
+@pytest.mark.nightly
+def test_the_library_stays_out_until_it_is_asked_for_and_leaves_nothing_behind():
+    code = """
+import os, sys
+import keras, tensorflow as tf, tfgpipe
+from tfgpipe import quantization
+quantization.apply([keras.layers.Dense(2)])
+assert not [name for name in sys.modules if name.startswith("tensorflow_model_opt")]
+assert "tf_keras" not in sys.modules
+from tfgpipe.quantization import tfmot
+tfmot.library()
+assert "TF_USE_LEGACY_KERAS" not in os.environ
+assert tf.keras.Model is keras.Model
+os.environ["TF_USE_LEGACY_KERAS"] = "0"
+tfmot.library.cache_clear()
+tfmot.library()
+assert os.environ["TF_USE_LEGACY_KERAS"] == "0"
+"""
+    run = interpret(code, without={"TF_USE_LEGACY_KERAS"})
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_library_leaves_the_keras_of_tensorflow(tf_keras):
-    """That it stays out until it is asked for is in tests/nightly/test_tfmot.py."""
     assert "TF_USE_LEGACY_KERAS" not in os.environ
     assert tf.keras.Model is keras.Model
 

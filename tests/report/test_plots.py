@@ -104,7 +104,7 @@ DRAWN = {
     ),
 }
 
-# Seconds to render: `tests/nightly/test_figures.py` looks at them.
+# Seconds to render.
 LARGE = {
     "1f1b, large": lambda path=None: plot_schedule(
         schedules.one_f_one_b(8, 32), path=path
@@ -226,6 +226,15 @@ def assert_numbers_are_inside(picture):
                 for box in boxes
                 if box.y0 <= extent.y0 and extent.y1 <= box.y1
             ), text
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_picture_can_be_read(name, tmp_path):
+    picture = render(name, LARGE[name], tmp_path)
+    assert_written_and_readable(picture)
+    if name == "1f1b, large":
+        assert_numbers_are_inside(picture)
 
 
 @pytest.mark.parametrize("name", schedules.NAMES)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from benchmarks.worker import Side, Worker
 from tests.helpers.subprocesses import interpret
 from tfgpipe import remat
 from tfgpipe.capture import tracer
@@ -64,12 +65,46 @@ def peak_growth(rows: int, *remats: str) -> list[int]:
 
 
 def test_rematerialisation_at_least_halves_peak_memory():
-    """In one process, so that what takes more comes later; in `nightly` one by one."""
+    """In one process, so that what takes more comes later."""
     rows = 4096
     recomputed, kept = peak_growth(rows, "stage", "none")
     # 16 layers x (input, pre-activation) x rows x 256 floats.
     assert kept > 16 * 2 * rows * 256 * 4
     assert recomputed < kept / 2
+
+
+@pytest.mark.nightly
+def test_rematerialisation_at_least_halves_peak_memory_one_by_one():
+    rows = 8192
+    (kept,) = peak_growth(rows, "none")
+    # 16 layers x (input, pre-activation) x rows x 256 floats.
+    assert kept > 16 * 2 * rows * 256 * 4
+    for kind in ("stage", "layer"):
+        assert peak_growth(rows, kind)[0] < kept / 2, kind
+
+
+SIDE = Side(workload="mlp", num_stages=2, num_microbatches=4, schedule="gpipe")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("onednn", ["0", "1"])
+def test_measured_memory_is_that_of_the_formula_with_onednn_or_without(
+    monkeypatch, onednn
+):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", onednn)
+    with Worker(SIDE, for_memory=True) as worker:
+        memory, expected = worker.memory(), worker.expected_memory()
+    assert (memory.peak - memory.before) / expected == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.nightly
+def test_a_measurement_that_cannot_be_true_is_refused(monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    monkeypatch.delenv("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", raising=False)
+    with Worker(SIDE) as worker:
+        words = "is not the memory of a step.*TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1"
+        with pytest.raises(RuntimeError, match=words):
+            worker.memory()
 
 
 def make_stage() -> Stage:

@@ -14,17 +14,25 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare
 from tests.helpers.layer_stacks import REMAT_MODES, STACKS
+from tests.helpers.marks import nightly
 from tests.helpers.reference import OneAfterAnother
 
 
 @pytest.mark.parametrize(
     ("name", "remat", "rows", "num_microbatches"),
-    [
-        ("dropped", "stage", 8, 4),
-        ("normalised", "none", 7, 3),
-        ("regularised", "except_last", 5, 8),
-        ("dropped", "layer", 7, 3),
-    ],
+    nightly(
+        [
+            (name, remat, *((8, 4), (7, 3), (5, 8))[(i + j) % 3])
+            for i, name in enumerate(["dropped", "normalised", "regularised"])
+            for j, remat in enumerate(REMAT_MODES)
+        ],
+        gate=[
+            ("dropped", "stage", 8, 4),
+            ("normalised", "none", 7, 3),
+            ("regularised", "except_last", 5, 8),
+            ("dropped", "layer", 7, 3),
+        ],
+    ),
 )
 def test_state_advances_as_when_microbatches_come_one_by_one(
     name, rows, num_microbatches, remat
@@ -47,7 +55,7 @@ def test_state_advances_as_when_microbatches_come_one_by_one(
     )
 
 
-@pytest.mark.parametrize("remat", ["stage", "except_last"])
+@pytest.mark.parametrize("remat", ["stage", "except_last", *nightly(["layer", "none"])])
 def test_an_unknown_batch_size_leaves_the_same_state(remat):
     chosen = STACKS["normalised"]
     plain, pipelined = compare.pair(

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers.marks import nightly
 from tfgpipe import schedules
 from tfgpipe.distribution.single_replica import SingleReplica
 from tfgpipe.runtime.timer import TimingRecorder, make_timeline
@@ -46,7 +47,9 @@ def recorded(schedule: str, *, remat: str = "none", rows: int = 8) -> Timeline:
     return model.recorder.timeline(model.schedule)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+@pytest.mark.parametrize(
+    "schedule", nightly(["gpipe", "1f1b"], gate=["interleaved", "zero_bubble"])
+)
 def test_a_recorded_step_follows_its_schedule(schedule):
     step = recorded(schedule)
     ran = {(s.kind.name, s.stage, s.microbatch): s for s in step.spans}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, pairwise, train_steps
+from tests.helpers.marks import nightly
 from tests.stage.test_functions import traced
 from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.options import StageOptions
@@ -173,7 +176,11 @@ def test_a_regularised_weight_is_put_off_by_its_product_alone():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "remat"), [("1f1b", "stage"), ("zero_bubble", "none")]
+    ("schedule", "remat"),
+    nightly(
+        itertools.product(["gpipe", "1f1b", "zero_bubble"], ["none", "stage"]),
+        gate=[("1f1b", "stage"), ("zero_bubble", "none")],
+    ),
 )
 def test_a_step_has_one_product_for_the_gradients_of_all_microbatches(schedule, remat):
     """Many steps of wide layers are the plain model's, step by step."""

@@ -18,6 +18,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare, train_steps
 from tests.helpers.layer_stacks import TRANSFER_DTYPES
+from tests.helpers.marks import nightly
 from tests.helpers.reference import Crosses, InMicrobatches
 from tests.helpers.zoo import floats, padded_ids
 from tfgpipe._util import sizes
@@ -68,16 +69,14 @@ def assert_differs(transfer_dtype, plain, x):
 # -- against the reference ------------------------------------------------------------
 
 LAYOUTS = {"gpipe": 3, "1f1b": 3, "interleaved": 1, "zero_bubble": 3}
+TYPES = ("bfloat16", "float16", "int8")
 
 
 @pytest.mark.parametrize(
     ("schedule", "transfer_dtype"),
-    list(
-        zip(
-            LAYOUTS,
-            itertools.cycle(["bfloat16", "float16", "int8"]),
-            strict=False,
-        )
+    nightly(
+        itertools.product(LAYOUTS, TYPES),
+        gate=list(zip(LAYOUTS, itertools.cycle(TYPES), strict=False)),
     ),
 )
 def test_a_step_of_any_schedule_is_that_of_layers_at_the_boundaries(

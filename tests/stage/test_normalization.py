@@ -8,6 +8,7 @@ the mini-batch for what its averages become.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import zipfile
 
@@ -18,12 +19,12 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.layer_stacks import REMAT_MODES
+from tests.helpers.marks import nightly
 from tests.helpers.reference import DeferredNorm
 from tfgpipe.stage import normalization
 
 layers = keras.layers
-# Others are in `nightly`.
-WAYS = [("layer", 3), ("none", 5)]
 
 
 def stack(norm):
@@ -59,7 +60,14 @@ def data(rows, *shape, offset=2.0, dtype="float32"):
     return (offset + 3 * rng.standard_normal((rows, *shape))).astype(dtype)
 
 
-@pytest.mark.parametrize(("remat", "num_microbatches"), WAYS)
+@pytest.mark.parametrize(
+    ("remat", "num_microbatches"),
+    [
+        ("layer", 3),
+        ("none", 5),
+        *nightly([("stage", 3), ("except_last", 2), ("stage", 1)]),
+    ],
+)
 def test_gradients_and_averages_are_those_of_the_reference(remat, num_microbatches):
     plain, pipelined = pair(num_microbatches, remat=remat)
     for rows in (7, 8):  # The second step starts from what the first one left.
@@ -69,7 +77,7 @@ def test_gradients_and_averages_are_those_of_the_reference(remat, num_microbatch
         )
 
 
-@pytest.mark.parametrize("remat", ["stage"])
+@pytest.mark.parametrize("remat", nightly(REMAT_MODES, gate=["stage"]))
 def test_an_unknown_batch_size_and_an_empty_microbatch(remat):
     plain, pipelined = pair(3, remat=remat)
     x = data(2, 5)
@@ -88,7 +96,7 @@ def test_eagerly_and_compiled(graph, jit_compile):
     )
 
 
-@pytest.mark.parametrize("remat", ["stage"])
+@pytest.mark.parametrize("remat", ["stage", *nightly(["layer"])])
 def test_double_precision_leaves_nothing_to_tolerance(remat):
     def make(norm):
         return stack(functools.partial(norm, dtype="float64"))
@@ -104,7 +112,7 @@ def test_double_precision_leaves_nothing_to_tolerance(remat):
         keras.config.set_floatx("float32")
 
 
-@pytest.mark.parametrize("remat", ["stage"])
+@pytest.mark.parametrize("remat", ["stage", *nightly(["layer"])])
 def test_five_steps_of_an_optimizer(remat):
     plain, pipelined = pair(3, remat=remat)
     for model in (plain, pipelined):
@@ -127,6 +135,14 @@ def averages(layer):
         (3, (5,), {"momentum": 0.0}),
         (2, (4, 6, 3), {"axis": 1}),
         (8, (5,), {"center": False, "scale": False}),
+        *nightly(
+            [
+                (2, (5,), {"momentum": 0.5}),
+                (5, (5,), {"momentum": 0.99}),
+                (3, (5,), {"momentum": 1.0}),
+                (3, (4, 6, 3), {}),
+            ]
+        ),
     ],
 )
 def test_averages_are_those_of_the_plain_layer(num_microbatches, shape, arguments):
@@ -145,7 +161,7 @@ def test_averages_are_those_of_the_plain_layer(num_microbatches, shape, argument
             compare.close(a, b, f"step {step}", compare.RTOL, compare.ATOL)
 
 
-@pytest.mark.parametrize("remat", ["stage"])
+@pytest.mark.parametrize("remat", ["stage", *nightly(["layer"])])
 def test_masked_positions_do_not_count(remat):
     def make(norm):
         return [layers.Masking(), norm(momentum=0.8), layers.Dense(2)]
@@ -170,7 +186,7 @@ def test_a_layer_that_is_frozen_or_in_inference_normalises_by_its_averages():
         np.testing.assert_array_equal(before, averages(pipelined.layers[0].layers[1]))
 
 
-@pytest.mark.parametrize("remat", ["layer"])
+@pytest.mark.parametrize("remat", ["layer", *nightly(["stage"])])
 def test_a_layer_called_twice_moves_its_averages_twice(remat):
     def model(norm):
         inputs = keras.Input((5,))
@@ -204,7 +220,7 @@ def test_each_time_step_of_a_time_distributed_layer_moves_the_averages():
         compare.close(a, b, "averages", compare.RTOL, compare.ATOL)
 
 
-@pytest.mark.parametrize("momentum", [0.9])
+@pytest.mark.parametrize("momentum", [0.9, *nightly([1.0])])
 def test_outside_a_pipeline_it_is_the_layer_of_keras(momentum):
     def fitted(norm):
         keras.utils.set_random_seed(0)
@@ -311,7 +327,13 @@ def norms(layer):
     return sorted(found, key=lambda norm: norm.name)
 
 
-@pytest.mark.parametrize(("make", "remat"), [(listed, "layer"), (functional, "stage")])
+@pytest.mark.parametrize(
+    ("make", "remat"),
+    nightly(
+        itertools.product([listed, functional], ["stage", "layer"]),
+        gate=[(listed, "layer"), (functional, "stage")],
+    ),
+)
 def test_converted_layers_do_as_deferred_ones(make, remat):
     def pipelined(norm, batch_norm):
         keras.utils.set_random_seed(0)
@@ -428,7 +450,7 @@ def test_layers_that_cannot_be_converted_are_warned_of():
 # Replicas.
 
 
-@pytest.mark.parametrize("num_microbatches", [3])
+@pytest.mark.parametrize("num_microbatches", [3, *nightly([1])])
 def test_replicas_average_their_averages_as_keras_does(num_microbatches):
     def fitted(strategy, make):
         keras.utils.set_random_seed(0)

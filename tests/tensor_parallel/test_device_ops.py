@@ -7,14 +7,18 @@ import itertools
 import pytest
 import tensorflow as tf
 
+from tests.helpers.marks import nightly
 from tests.tensor_parallel import placed
 from tests.tensor_parallel.models import CASES, WAYS
 from tests.tensor_parallel.placed import device_number
 from tfgpipe.tensor_parallel import TPDense, device_ops
 
+# Each case once, with each way in turn.
+IN_TURN = list(zip(CASES, itertools.cycle(WAYS), strict=False))
+
 
 @pytest.mark.parametrize(
-    ("case", "ways"), list(zip(CASES, itertools.cycle(WAYS), strict=False))
+    ("case", "ways"), nightly(itertools.product(CASES, WAYS), gate=IN_TURN)
 )
 def test_work_is_split_evenly_and_what_crosses_is_copied(case, ways):
     graph = placed.traced(case, ways)
@@ -53,7 +57,7 @@ def test_a_fork_sums_gradients_where_it_is():
 
 @pytest.mark.parametrize(
     ("case", "ways"),
-    [("attention", "both_ways"), ("language_model", "ring")],
+    nightly(IN_TURN, gate=[("attention", "both_ways"), ("language_model", "ring")]),
 )
 def test_in_a_stage_placeholder_devices_are_named(case, ways):
     placed.assert_placeholder_devices_are_named(case, ways)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 from tests.tensor_parallel import identity
+from tests.tensor_parallel.models import WAYS
 from tfgpipe._compat import keras_internals
 from tfgpipe.tensor_parallel import (
     TPMLP,
@@ -181,9 +185,16 @@ def test_tokens_outside_the_vocabulary_give_zeros():
     assert not np.any(found[1:])
 
 
-def test_training_is_that_without_shards(floatx):
+@pytest.mark.parametrize(
+    ("case", "ways", "epochs"),
+    nightly(
+        itertools.product(["columns_and_rows", "classifier"], WAYS, [2]),
+        gate=[("columns_and_rows", "both_ways", 1)],
+    ),
+)
+def test_training_is_that_without_shards(floatx, case, ways, epochs):
     floatx("float64")
-    identity.assert_trains_equally("columns_and_rows", "both_ways", epochs=1)
+    identity.assert_trains_equally(case, ways, epochs=epochs)
 
 
 @pytest.mark.parametrize("shard", range(3))

@@ -21,6 +21,8 @@ from tests.helpers.fresh_processes import Program
 from tfgpipe.cluster.addresses import Address
 from tfgpipe.cluster.errors import EX_TEMPFAIL
 
+pytestmark = pytest.mark.nightly
+
 NUM_WORKERS = clients.NUM_REPLICAS * clients.NUM_STAGES
 
 

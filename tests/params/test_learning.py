@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers import compare, experiments
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:

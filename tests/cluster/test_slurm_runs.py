@@ -21,9 +21,12 @@ PATIENCE = 240.0
 STAGES = {"pipelining__num_stages": 2, "training__num_steps": 30}
 REPLICAS = {**STAGES, "pipelining__num_replicas": 2}
 
-pytestmark = pytest.mark.skipif(
-    not slurms.is_installed(), reason="needs Debian's slurm-wlm and munge"
-)
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        not slurms.is_installed(), reason="needs Debian's slurm-wlm and munge"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import EX_TEMPFAIL
 from tfgpipe_trainer.main import main
 
+pytestmark = pytest.mark.nightly
+
 PATIENCE = 300
 SIZES = {"pipelining__num_stages": 2, "training__num_steps": 40}
 

@@ -15,6 +15,8 @@ from tests.helpers import fresh_processes
 from tests.trainer import runs, s3
 from tfgpipe_trainer.main import main
 
+pytestmark = pytest.mark.nightly
+
 URL = "s3://kills/mine"
 
 

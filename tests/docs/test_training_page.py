@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import s3fs
 
-from tests.helpers import image_files
-from tests.params import test_backbones
+from tests.helpers import image_files, presets
 from tests.trainer import s3
 from tfgpipe_trainer.main import main
+
+pytestmark = pytest.mark.nightly
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "training.md"
 SHORT = [
@@ -45,7 +46,7 @@ def test_every_command_runs(
         folder = tmp_path / "PICTURES" / str(number % 2)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}.png").write_bytes(image_files.png(number))
-    test_backbones._preset(tmp_path / "PRESET")
+    presets.write(tmp_path / "PRESET")
     commands = _commands()
     assert len(commands) >= 13
     with s3.served() as port:

@@ -1,6 +1,6 @@
 """As `tests/models/test_identity.py`, with triples in place of pairs.
 
-Schedules that are not there have pairs.
+Schedules that are not there have pairs. It takes long to find the triples, too.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import identity, zoo
+
+pytestmark = pytest.mark.nightly
 
 TRIPLES = identity.cases(identity.ALL_FACTORS, strength=3)
 PAIRS = identity.cases(identity.OTHER_SCHEDULES)

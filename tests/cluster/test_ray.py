@@ -17,6 +17,8 @@ from tests.trainer import runs
 from tfgpipe.cluster.engines import run_on_ray
 from tfgpipe_trainer.main import main
 
+pytestmark = pytest.mark.nightly
+
 ray = pytest.importorskip("ray")
 PATIENCE = 300.0
 

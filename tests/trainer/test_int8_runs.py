@@ -13,11 +13,7 @@ from tests.trainer import runs
 from tfgpipe_trainer.main import main
 from tfgpipe_trainer.progress import Measurement, Progress
 
-
-@pytest.fixture
-def small_lm(tmp_path: Path) -> list[str]:
-    """A command line that makes lm.Tiny very small, on a text made up for it."""
-    return ["trainer", *runs.text_flags(tmp_path / "text")]
+pytestmark = pytest.mark.nightly
 
 
 def test_a_stopped_run_in_8_bits_goes_on_with_the_same_losses(
