@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.subprocesses import interpret
+from tests.helpers.subprocesses import ROOT, interpret
+from tests.helpers.syntax_trees import imports, modules, package
 
 pytestmark = pytest.mark.pure
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # A package imports from those on lower layers only.
 LAYERS = {
@@ -272,6 +271,18 @@ def test_experiments_import_the_trainer_and_not_the_other_way_round() -> None:
     assert not _imported_tops("trainer") & {"tests", "benchmarks", "tfgpipe_params"}
 
 
+@pytest.mark.parametrize("top", ["tests", "benchmarks", "docs"])
+def test_nobody_imports_a_test_module(top: str) -> None:
+    """What tests share is in `tests/helpers`."""
+    found = [
+        f"{top}.{name} imports {other}"
+        for name, path in modules(top).items()
+        for other in imports(path)
+        if any(part.startswith("test_") for part in other.split("."))
+    ]
+    assert not found
+
+
 def test_pure_modules_name_only_numpy_and_the_standard_library() -> None:
     allowed = sys.stdlib_module_names | {"tfgpipe", "numpy"}
     paths = modules("tfgpipe")
@@ -299,21 +310,6 @@ def test_nobody_imports_what_would_switch_keras() -> None:
     """`tests/test_package.py` loads every module, and sees that it does not."""
     for top in ("tfgpipe", "params", "trainer"):
         assert not _imported_tops(top) & {"tensorflow_model_optimization", "tf_keras"}
-
-
-@functools.cache
-def modules(top: str) -> dict[str, Path]:
-    """Returns the modules of a top-level package, `a.b` for `top/a/b.py`."""
-    folder = ROOT / top
-    return {
-        ".".join(path.relative_to(folder).with_suffix("").parts): path
-        for path in sorted(folder.rglob("*.py"))
-    }
-
-
-def package(name: str) -> str:
-    """Returns the package of a module, which is itself if it is at the top."""
-    return name.partition(".")[0]
 
 
 def _graph() -> dict[str, set[str]]:
@@ -412,20 +408,6 @@ def test_names_loaded_lazily_are_those_that_type_checkers_see(name: str) -> None
 def _imported_tops(top: str) -> set[str]:
     paths = modules(top).values()
     return {name.partition(".")[0] for path in paths for name in imports(path)}
-
-
-@functools.cache
-def imports(path: Path) -> tuple[str, ...]:
-    """Returns all imported names, dotted: those of `from a import b` as `a.b`."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            found += (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} line {node.lineno}: relative import"
-            if node.module != "__future__":
-                found += (f"{node.module}.{alias.name}" for alias in node.names)
-    return tuple(found)
 
 
 def test_functions_are_short_and_take_few_arguments() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_architecture import modules
+from tests.helpers.syntax_trees import modules
 from tfgpipe import remat, schedules
 from tfgpipe.partition import balances
 from tfgpipe.schedules import kinds

@@ -10,12 +10,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tfgpipe
+from tests.helpers.traced_functions import executed_calls, traced
 from tfgpipe._compat import functions
-
-
-def traced(function, *specs):
-    return tf.function(function, autograph=False).get_concrete_function(*specs)
-
 
 SPEC = tf.TensorSpec([None, 2], tf.float32)
 
@@ -24,20 +20,6 @@ def double():
     return functions.GraphFunction(
         "double", traced(lambda x: [x + x, tf.shape(x)], SPEC)
     )
-
-
-def executed_calls(function, *arguments):
-    """Returns the functions that are called, once Grappler has been over the graph."""
-    current = context.context()
-    current.enable_graph_collection()
-    try:
-        current.export_run_metadata()  # Forgets the graphs of earlier calls.
-        function(*arguments)
-        graphs = current.export_run_metadata().function_graphs
-    finally:
-        current.disable_graph_collection()
-    nodes = [node for graph in graphs for node in graph.post_optimization_graph.node]
-    return [x.attr["f"].func.name for x in nodes if x.op.endswith("PartitionedCall")]
 
 
 def test_a_traced_function_is_not_inlined():

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.test_architecture import imports, modules, package
+from tests.helpers.syntax_trees import imports, modules, package
 
 
 def test_compat_alone_uses_private_names_of_keras_and_tensorflow() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests._compat.versions import MOVED
+from tests.helpers.versions import MOVED
 from tfgpipe._compat import keras_internals, sliced_variables
 
 VALUES = np.arange(15.0, dtype="float32").reshape(5, 3)

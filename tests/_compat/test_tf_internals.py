@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests._compat.versions import MOVED
 from tests.helpers.subprocesses import interpret
+from tests.helpers.versions import MOVED
 from tfgpipe._compat import tf_internals
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.distribution import replicated_strategy as strategy_lib

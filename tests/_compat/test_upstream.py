@@ -17,8 +17,8 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 import tfgpipe
-from tests._compat.test_functions import executed_calls, traced
 from tests.helpers.subprocesses import interpret
+from tests.helpers.traced_functions import executed_calls, traced
 from tfgpipe._compat import functions
 from tfgpipe._compat.kernels import kernel_for
 

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.stage.test_functions import traced
+from tests.helpers.traced_stages import traced
 from tfgpipe.accelerators import Compiler, find, missing, stage_functions
 from tfgpipe.accelerators.hlo import hlo
 

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.stage.test_functions import dense, traced
+from tests.helpers.traced_stages import dense, traced
 from tfgpipe.accelerators.hlo import UnsupportedOp, UnsupportedOpError, hlo
 
 VECTOR = tf.TensorSpec([4])

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, zoo
+from tests.helpers.plain_pairs import Chain, assert_fits_the_same, assert_same_step
 from tests.helpers.zoo import floats
-from tests.models.test_models import Chain, assert_fits_the_same, assert_same_step
 
 layers = keras.layers
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.processes import (
+from tests.helpers.processes import (
     CLUSTER,
     PATIENCE,
     arguments,

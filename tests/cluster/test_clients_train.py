@@ -15,9 +15,9 @@ import pytest
 
 from tests.cluster import clients
 from tests.cluster.client import listed
-from tests.cluster.processes import PATIENCE, wait_for, workers
 from tests.helpers import fresh_processes
 from tests.helpers.fresh_processes import Program
+from tests.helpers.processes import PATIENCE, wait_for, workers
 from tfgpipe.cluster.addresses import Address
 from tfgpipe.cluster.errors import EX_TEMPFAIL
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.client import listed
-from tests.cluster.processes import PATIENCE, environment, running, wait_for, workers
 from tests.cluster.proxies import slow_links
 from tests.helpers import fresh_processes
+from tests.helpers.processes import PATIENCE, environment, running, wait_for, workers
 from tfgpipe import cluster
 from tfgpipe.cluster import health
 from tfgpipe.cluster.errors import WorkerUnavailable

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.manifests import documents, job_of
-from tests.helpers import fresh_processes
-from tests.trainer import runs
+from tests.helpers import fresh_processes, runs
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import EX_TEMPFAIL
 from tfgpipe_trainer.main import main

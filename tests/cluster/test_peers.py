@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import other_addresses, running
+from tests.helpers.processes import other_addresses, running
 from tfgpipe.cluster import addresses, health, processes, server
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import EX_TEMPFAIL, ClusterError, WorkerUnavailable

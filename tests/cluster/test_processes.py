@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from tests.cluster import replica
-from tests.cluster.processes import CLUSTER, PATIENCE, other_addresses, running
 from tests.helpers import fresh_processes
 from tests.helpers.marks import nightly
+from tests.helpers.processes import CLUSTER, PATIENCE, other_addresses, running
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import EX_TEMPFAIL
 from tfgpipe.distribution import process_group

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe.cluster.engines import run_on_ray
 from tfgpipe_trainer.main import main
 

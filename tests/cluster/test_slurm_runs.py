@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster import slurm as slurms
 from tests.cluster.slurm import Slurm
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_trainer.main import main
 
 ROOT = Path(__file__).resolve().parents[2]

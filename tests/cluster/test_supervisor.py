@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import (
+from tests.helpers.processes import (
     CLUSTER,
     arguments,
     descendants,
@@ -248,7 +248,7 @@ def test_a_worker_that_is_killed_or_asked_to_end_is_started_again_with_the_comma
     monkeypatch.setattr(supervisor_lib, "_LOSS_SECONDS", 5)
     program = (
         "import tensorflow as tf\n"
-        "from tests.cluster import processes\n"
+        "from tests.helpers import processes\n"
         "from tfgpipe import cluster\n"
         "def end(number):\n"
         "    [pid] = [pid for pid in processes.descendants(os.getppid())\n"

@@ -16,13 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import (
-    CLUSTER,
-    ROOT,
-    environment,
-    other_addresses,
-    running,
-)
+from tests.helpers.processes import CLUSTER, ROOT, environment, other_addresses, running
 from tfgpipe.cluster import addresses, connection, health, session_server, worker
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import Address, free_ports, is_taken

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.devices.test_tpu_topology import SLICES
 from tests.helpers import fake_tpu
+from tests.helpers.tpu_slices import SLICES
 from tfgpipe import devices
 from tfgpipe.devices import names, tpu_topology
 

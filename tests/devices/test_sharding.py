@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.distribution.test_placement import device_of, graphs_of
 from tests.helpers import compare
 from tests.helpers.layer_stacks import REMAT_MODES
 from tests.helpers.marks import nightly
+from tests.helpers.placement import device_of, graphs_of
 from tests.helpers.sharded_dense import Columns
 from tfgpipe import schedules
 from tfgpipe.devices import names, sharding

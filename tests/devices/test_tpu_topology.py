@@ -9,17 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.tpu_slices import SLICES
 from tfgpipe.devices import tpu_topology
 
 pytestmark = pytest.mark.pure
 
-# Slices as TPUs have them: v3-8, v4-8, v4-32, v5e-16.
-SLICES = {
-    "v3-8": (2, 2, 1, 2),
-    "v4-8": (2, 2, 1, 1),
-    "v4-32": (2, 2, 4, 1),
-    "v5e-16": (4, 4, 1, 1),
-}
 
 _SHAPES = st.tuples(
     st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Callable
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 import tfgpipe
+from tests.helpers.placement import device_of, graphs_of
 
 NUM_STAGES = 3
 NUM_MICROBATCHES = 2
@@ -41,18 +40,6 @@ def fit_one_step(model: keras.Model) -> list:
     return graphs_of(lambda: model.fit(x, x, batch_size=8, verbose=0))
 
 
-def graphs_of(run: Callable[[], object]) -> list:
-    """Returns the graph that each device runs the first time that `run` does."""
-    context.enable_run_metadata()
-    context.context().export_run_metadata()  # What was collected before goes.
-    try:
-        run()
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.disable_run_metadata()
-    return [g for f in metadata.function_graphs for g in f.partition_graphs]
-
-
 def transfers(graphs: list) -> collections.Counter:
     """Counts what each device sends to each other: results of stages, microbatches."""
     sent: collections.Counter = collections.Counter()
@@ -65,11 +52,6 @@ def transfers(graphs: list) -> collections.Counter:
             if kinds[node.input[0].partition(":")[0]] in ("PartitionedCall", "Split"):
                 sent[tuple(map(device_of, ends))] += ends[0] != ends[1]
     return sent
-
-
-def device_of(name: str) -> int | None:
-    match = re.search(r"CPU:(\d+)$", name)
-    return int(match[1]) if match else None
 
 
 @pytest.fixture(

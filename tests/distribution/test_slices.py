@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.distribution.test_data_parallel import X, Y, assert_trains_the_same, made
 from tests.helpers import compare
+from tests.helpers.replicas import X, Y, assert_trains_the_same, made
 
 layers = keras.layers
 # Two replicas of four stages, two on each device.

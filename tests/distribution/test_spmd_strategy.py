@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.devices.test_tpu_topology import SLICES
 from tests.helpers import fake_tpu
+from tests.helpers.tpu_slices import SLICES
 from tests.helpers.transformer_blocks import Block, data, model, pipeline_of
 
 

@@ -10,14 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.distribution.test_data_parallel import (
-    X,
-    Y,
-    assert_trains_the_same,
-    made,
-    short_stack,
-)
 from tests.helpers import compare
+from tests.helpers.replicas import X, Y, assert_trains_the_same, made, short_stack
 
 layers = keras.layers
 

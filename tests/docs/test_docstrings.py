@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.docs.test_reference import documented
+from tests.helpers.reference_pages import documented
+from tests.helpers.subprocesses import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tfgpipe", "tfgpipe_params", "tfgpipe_trainer")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
-from pathlib import Path
-from typing import Any
 
 import tfgpipe
+from tests.helpers.reference_pages import documented
 from tfgpipe_trainer import hyperparams
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api"
 MODULES = (
     "accelerators",
     "schedules",
@@ -21,19 +18,6 @@ MODULES = (
     "cluster",
     "planner",
 )
-
-
-def documented() -> dict[str, Any]:
-    """Returns what the pages describe, by the names that they have there."""
-    text = "\n".join(path.read_text("utf-8") for path in sorted(PAGES.glob("*.md")))
-    names = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
-    assert len(set(names)) == len(names)
-    return {name: _found(name) for name in names}
-
-
-def _found(name: str) -> Any:
-    package, _, inner = name.rpartition(".")
-    return getattr(importlib.import_module(package), inner)
 
 
 def test_every_public_name_is_on_a_page():

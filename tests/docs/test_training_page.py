@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import s3fs
 
-from tests.helpers import image_files, presets
-from tests.trainer import s3
+from tests.helpers import image_files, presets, s3
 from tfgpipe_trainer.main import main
 
 pytestmark = pytest.mark.nightly

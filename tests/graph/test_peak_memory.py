@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.stage.test_functions import ROWS, WIDTH, traced
+from tests.helpers.traced_stages import ROWS, WIDTH, traced
 from tfgpipe._util import sizes
 from tfgpipe.graph import peak_memory
 

@@ -103,3 +103,7 @@ def contrast(y, p):
 def mean_of_what_is_there(y, p):
     there = tf.cast(y > 0.0, p.dtype)
     return tf.reduce_sum(there * tf.square(y - p)) / tf.reduce_sum(there)
+
+
+def distance(y, p):
+    return tf.reduce_mean(tf.abs(y - p))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.devices.test_tpu_topology import SLICES
+from tests.helpers.tpu_slices import SLICES
 
 
 class Topology(tf.tpu.experimental.Topology):

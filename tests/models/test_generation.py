@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests._compat.keras_internals.test_attention import WINDOW
 from tests.helpers import compare
+from tests.helpers.versions import WINDOW
 from tfgpipe._compat import executed
 from tfgpipe_params.lm.sizes import Transformer
 from tfgpipe_params.lm.transformer import decoder_only

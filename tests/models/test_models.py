@@ -16,17 +16,17 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare, zoo
 from tests.helpers.layer_stacks import REMAT_MODES
+from tests.helpers.plain_pairs import (
+    Chain,
+    assert_fits_the_same,
+    assert_same_numbers,
+    assert_same_step,
+)
 from tests.helpers.reference import OneAfterAnother
 from tests.helpers.zoo import ZOO, floats, ids, padded_ids
 from tfgpipe.capture import dtype_policies
 
 layers = keras.layers
-
-
-def assert_same_step(plain, pipelined, x, **arguments):
-    """Compares a step of the pipeline in a graph with a plain one out of it."""
-    expected = compare.run(plain, x, graph=False, **arguments)
-    compare.assert_same(expected, compare.run(pipelined, x, **arguments))
 
 
 @pytest.mark.parametrize(
@@ -53,26 +53,6 @@ DOUBLE = dict(zip(("rtol", "atol"), compare.TOLERANCES["float64"], strict=True))
 
 
 # -- fit ------------------------------------------------------------------------------
-
-
-def assert_fits_the_same(plain, pipelined, x, y, compile_arguments, **fit_arguments):
-    """The last batch is a smaller one."""
-    histories = []
-    for model in (plain, pipelined):
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **compile_arguments())
-        fitted = model.fit(
-            x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **fit_arguments
-        )
-        histories.append(fitted.history)
-    assert_same_numbers(*histories)
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-5, 1e-5, err_msg=a.path)
-
-
-def assert_same_numbers(expected, received):
-    assert list(expected) == list(received)
-    for key, values in expected.items():
-        np.testing.assert_allclose(values, received[key], 1e-5, 1e-6, err_msg=key)
 
 
 def two_losses():
@@ -342,30 +322,6 @@ def test_a_weight_given_to_an_operation(num_stages, floatx):
 def test_a_weight_used_by_a_function(num_stages, floatx):
     floatx("float64")
     tied_unseen(zoo.tied_by_function, num_stages)
-
-
-class Chain(keras.Model):
-    """The plain model of a list of layers with side inputs."""
-
-    def __init__(self, stack):
-        super().__init__()
-        self.stack = list(stack)
-
-    def call(
-        self, x, training=None, lengths=None, segment_ids=None, allowed=None, scale=None
-    ):
-        sides = {
-            "lengths": lengths,
-            "segment_ids": segment_ids,
-            "allowed": allowed,
-            "scale": scale,
-        }
-        for layer in self.stack:
-            asked = {
-                n: t for n, t in sides.items() if n in layer._call_signature.parameters
-            }
-            x = layer(x, **asked)
-        return x
 
 
 @pytest.mark.parametrize(

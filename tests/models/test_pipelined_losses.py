@@ -14,6 +14,7 @@ import tfgpipe
 from tests.helpers import zoo
 from tests.helpers.custom_losses import (
     contrast,
+    distance,
     mean_of_squares,
     mean_of_what_is_there,
     mean_over_rows,
@@ -21,10 +22,7 @@ from tests.helpers.custom_losses import (
     squares_of_rows,
     sum_of_squares,
 )
-from tests.helpers.layer_stacks import AddsLoss
-from tests.helpers.marks import nightly
-from tests.helpers.zoo import IDS, floats, ids, padded_ids
-from tests.models.test_pipelined_model import (
+from tests.helpers.fitted_pairs import (
     NUM_ROWS,
     PIPELINE,
     WEIGHTS,
@@ -34,30 +32,19 @@ from tests.models.test_pipelined_model import (
     assert_same_numbers,
     assert_trains_the_same,
     both,
+    regularised,
     sgd,
     small,
     two_outputs,
 )
+from tests.helpers.marks import nightly
+from tests.helpers.token_model import IDS_IN, IDS_OUT, token_loss, tokens
+from tests.helpers.zoo import IDS, floats
 
 layers = keras.layers
 
 
-def tokens(mask: bool = False) -> keras.Model:
-    """A score for each id at each of five places."""
-    inputs = keras.Input((5,), dtype="int32")
-    x = layers.Embedding(IDS, 4, mask_zero=mask)(inputs)
-    x = layers.Dense(6, activation="tanh")(x)
-    return keras.Model(inputs, layers.Dense(IDS)(x))
-
-
 # -- losses that layers and weights add -----------------------------------------------
-
-
-def regularised() -> keras.Model:
-    inputs = keras.Input((5,))
-    x = layers.Dense(6, kernel_regularizer="l2", activity_regularizer="l1")(inputs)
-    x = layers.Dense(4, activation="tanh", bias_regularizer="l1")(AddsLoss()(x))
-    return keras.Model(inputs, layers.Dense(3, kernel_regularizer="l2")(x))
 
 
 @pytest.mark.parametrize(
@@ -159,16 +146,7 @@ def test_a_function_as_a_loss(function):
     assert_fits_the_same(models, X, Y, epochs=1)
 
 
-IDS_IN, IDS_OUT = padded_ids(NUM_ROWS, 5), ids(NUM_ROWS, 5, seed=3)
-# More of the later rows are left out, so microbatches hold unequal parts.
-IDS_OUT = np.where(np.arange(NUM_ROWS)[:, None] + IDS_OUT > 9, 0, IDS_OUT)
 OF_PLACES = floats(NUM_ROWS, 5, seed=4) ** 2
-
-
-def token_loss(ignore_class, reduction):
-    return keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True, ignore_class=ignore_class, reduction=reduction
-    )
 
 
 @pytest.mark.parametrize(
@@ -285,10 +263,6 @@ def test_a_method_that_sees_the_whole_mini_batch_is_refused(method):
 
 
 # -- metrics that need the whole mini-batch -------------------------------------------
-
-
-def distance(y, p):
-    return tf.reduce_mean(tf.abs(y - p))
 
 
 def of_the_whole():

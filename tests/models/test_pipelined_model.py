@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from concurrent import futures
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,91 +13,36 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, zoo
+from tests.helpers.fitted_pairs import (
+    FIT,
+    NUM_ROWS,
+    PIPELINE,
+    WEIGHTS,
+    X,
+    Y,
+    assert_fits_the_same,
+    assert_same_numbers,
+    assert_same_variables,
+    assert_trains_the_same,
+    both,
+    sgd,
+    small,
+    two_outputs,
+)
 from tests.helpers.marks import nightly
+from tests.helpers.some_schedules import LAST_FIRST, order
 from tests.helpers.zoo import floats, ids
 from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
-from tfgpipe.schedules.schedule import Action, Schedule
+from tfgpipe.schedules.schedule import Schedule
 
 layers = keras.layers
-
-NUM_ROWS = 10  # In batches of 4, of which the last has 2, for 3 microbatches.
-X, Y = floats(NUM_ROWS, 5), floats(NUM_ROWS, 3, seed=2)
-WEIGHTS = np.arange(NUM_ROWS, dtype="float32")
-PIPELINE = {"num_stages": 2, "num_microbatches": 3, "schedule": "1f1b"}
-FIT = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
-
-
-def small() -> keras.Model:
-    inputs = keras.Input((5,))
-    x = layers.Dense(6, activation="tanh")(inputs)
-    x = layers.Dense(4, activation="tanh")(x)
-    return keras.Model(inputs, layers.Dense(3)(x))
 
 
 def classifier() -> keras.Model:
     inputs = keras.Input((5,))
     x = layers.Dense(6, activation="tanh")(inputs)
     return keras.Model(inputs, layers.Dense(3)(x))
-
-
-def sgd(**arguments: Any) -> keras.optimizers.Optimizer:
-    # Plain SGD: Adam would blow a rounding difference up where gradients vanish.
-    return keras.optimizers.SGD(**{"learning_rate": 0.05, **arguments})
-
-
-def both(make, compiled, **arguments):
-    """Returns the plain and the pipelined model, compiled each by itself."""
-    compare.fresh_names()
-    plain, pipelined = compare.model_pair(make, **{**PIPELINE, **arguments})
-    for model in (plain, pipelined):
-        model.compile(**compiled())
-    run_eagerly_if_the_same(plain)
-    return plain, pipelined
-
-
-def run_eagerly_if_the_same(plain):
-    """Spares a trace, which takes longer than some steps.
-
-    Where the number of rows is unknown, as in a graph, Keras shows the loss of each of
-    several outputs as the mean over batches, and not over rows as eagerly.
-    """
-    if not isinstance(plain, tfgpipe.PipelinedModel) and len(plain.outputs) == 1:
-        plain.run_eagerly = True
-
-
-def assert_fits_the_same(models, x, y=None, sample_weight=None, **fit):
-    """Fits two models, and compares histories, weights and slots of optimizers."""
-    arguments = {**FIT, "sample_weight": sample_weight, **fit}
-    run_eagerly_if_the_same(models[0])
-    assert_same_numbers(*(m.fit(x, y, **arguments).history for m in models))
-    assert_same_variables(*models)
-
-
-def assert_trains_the_same(models, x, y=None, sample_weight=None, **fit):
-    """Fits, evaluates and predicts with two models, and compares all that comes."""
-    assert_fits_the_same(models, x, y, sample_weight, **fit)
-    arguments = {"batch_size": 4, "verbose": 0}
-    weighted = {**arguments, "sample_weight": sample_weight, "return_dict": True}
-    assert_same_numbers(*(m.evaluate(x, y, **weighted) for m in models))
-    assert_same_numbers(*(m.predict(x, **arguments) for m in models))
-
-
-def assert_same_numbers(expected, received):
-    keras.tree.assert_same_structure(expected, received)
-    flat = zip(keras.tree.flatten(expected), keras.tree.flatten(received), strict=True)
-    for a, b in flat:
-        compare.close(np.asarray(a), np.asarray(b), "result", compare.RTOL, 1e-5)
-
-
-def assert_same_variables(plain, pipelined):
-    """Of models and their optimizers."""
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, compare.RTOL, 1e-5)
-    if plain.optimizer is not None:
-        slots = (model.optimizer.variables for model in (plain, pipelined))
-        for a, b in zip(*slots, strict=True):
-            compare.close(a.numpy(), b.numpy(), a.path, compare.RTOL, 1e-5)
 
 
 # -- fit, evaluate and predict --------------------------------------------------------
@@ -282,11 +226,6 @@ def test_a_list_of_layers_is_built_by_fit():
 
 
 # -- several outputs ------------------------------------------------------------------
-
-
-def two_outputs() -> tuple:
-    x = {"a": floats(NUM_ROWS, 4), "b": floats(NUM_ROWS, 3)}
-    return x, {"price": floats(NUM_ROWS, 1), "kind": ids(NUM_ROWS, 1) % 3}
 
 
 @pytest.mark.parametrize("num_stages", [3, *nightly([2])])
@@ -478,20 +417,6 @@ def test_a_schedule_that_has_no_such_name():
         make_model(num_stages=2, num_microbatches=2, schedule="pipedream")
 
 
-def order(actions: str) -> tuple[Action, ...]:
-    """Reads actions such as `"0F1 1B0"`: stage, kind, microbatch."""
-    kinds = {"F": "forward", "B": "backward"}
-    return tuple(Action(kinds[a[1]], int(a[0]), int(a[2])) for a in actions.split())
-
-
-OWN = Schedule(
-    2,
-    2,
-    (order("0F0 0F1 0B1 0B0"), order("1F0 1F1 1B1 1B0")),
-    name="last first",
-)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -505,7 +430,7 @@ OWN = Schedule(
 )
 def test_a_schedule_for_others(arguments, words):
     with pytest.raises(ValueError, match=words):
-        make_model(**{"num_microbatches": 2, "schedule": OWN, **arguments})
+        make_model(**{"num_microbatches": 2, "schedule": LAST_FIRST, **arguments})
 
 
 @pytest.mark.parametrize(

@@ -13,24 +13,11 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.distribution.test_placement import device_of, graphs_of
 from tests.helpers import compare, zoo
-from tests.helpers.layer_stacks import AddsLoss
-from tests.helpers.marks import nightly
-from tests.helpers.recording_layer import LOG, Logs
-from tests.helpers.zoo import floats
-from tests.models.test_pipelined_losses import (
-    IDS_IN,
-    IDS_OUT,
-    distance,
-    regularised,
-    token_loss,
-    tokens,
-)
-from tests.models.test_pipelined_model import (
+from tests.helpers.custom_losses import distance
+from tests.helpers.fitted_pairs import (
     FIT,
     NUM_ROWS,
-    OWN,
     PIPELINE,
     WEIGHTS,
     X,
@@ -40,9 +27,17 @@ from tests.models.test_pipelined_model import (
     assert_same_variables,
     assert_trains_the_same,
     both,
+    regularised,
     sgd,
     small,
 )
+from tests.helpers.layer_stacks import AddsLoss
+from tests.helpers.marks import nightly
+from tests.helpers.placement import device_of, graphs_of
+from tests.helpers.recording_layer import LOG, Logs
+from tests.helpers.some_schedules import LAST_FIRST
+from tests.helpers.token_model import IDS_IN, IDS_OUT, token_loss, tokens
+from tests.helpers.zoo import floats
 
 layers = keras.layers
 
@@ -217,7 +212,7 @@ def test_a_new_cut_changes_nothing_but_where_things_are():
 
 
 @pytest.mark.parametrize(
-    ("of_list", "schedule"), [(True, "1f1b"), (False, OWN)], ids=["list", "own"]
+    ("of_list", "schedule"), [(True, "1f1b"), (False, LAST_FIRST)], ids=["list", "own"]
 )
 def test_a_saved_model_goes_on_training_as_it_would_have(of_list, schedule, tmp_path):
     given = [layers.Dense(4), layers.Dense(3)] if of_list else small()

@@ -8,8 +8,9 @@ import functools
 import pytest
 
 from tests.helpers.identity import STACKS, assert_same_step, masked
+from tests.helpers.some_schedules import order
 from tfgpipe import schedules
-from tfgpipe.schedules.schedule import Action, Schedule
+from tfgpipe.schedules.schedule import Schedule
 
 
 @pytest.mark.parametrize(
@@ -85,17 +86,6 @@ def test_two_encoders_side_by_side(schedule, remat):
 
 
 # -- schedules of one's own -----------------------------------------------------------
-
-
-def order(actions: str) -> tuple[Action, ...]:
-    """Reads actions such as `"0F1 1B0 1b2 1w2"`: stage, kind, microbatch."""
-    kinds = {
-        "F": "forward",
-        "B": "backward",
-        "b": "backward_input",
-        "w": "backward_weight",
-    }
-    return tuple(Action(kinds[a[1]], int(a[0]), int(a[2])) for a in actions.split())
 
 
 OWN = {

@@ -10,8 +10,7 @@ import keras_hub
 import numpy as np
 import pytest
 
-from tests.helpers import presets
-from tests.trainer import runs
+from tests.helpers import presets, runs
 from tfgpipe_params import lm
 from tfgpipe_trainer.checkpoint import variable_names
 from tfgpipe_trainer.experiment import Experiment

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_params import lm
 from tfgpipe_params.lm.harness import Harness
 from tfgpipe_trainer.hyperparams import override

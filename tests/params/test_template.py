@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe.stage import progress
 from tfgpipe_params import template
 from tfgpipe_trainer import hooks, validate_data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.params.test_text_pairs import SENTENCES
+from tests.helpers.sentences import SENTENCES
 from tfgpipe_params.translate import text_pairs
 from tfgpipe_params.translate.text_pairs import Pair
 

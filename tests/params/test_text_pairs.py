@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.sentences import SENTENCES
 from tfgpipe_params.translate import text_pairs
 from tfgpipe_params.translate.synthetic import (
     DATE_FORMATS,
@@ -199,13 +200,6 @@ def test_lines_that_are_no_pairs_are_named_and_left_out(
     ]
     with pytest.raises(HyperparameterError, match=r"^data\.max_bad_records: expected"):
         list(PairFiles(files=str(path), longest_source=4, max_bad_records=2).all())
-
-
-SENTENCES = [
-    Pair("Wie gehts?", "\u00bfQu\u00e9 tal?"),
-    Pair("Gr\u00fc\u00dfe", "\u4f60\u597d"),
-    Pair("ja", "\U0001f600"),
-]
 
 
 def test_sentences_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.subprocesses import interpret
+from tests.planner.small_models import ASKED
 from tfgpipe.planner import __main__, command
 from tfgpipe.planner import __main__ as program
 
 pytestmark = pytest.mark.pure
-
-ASKED = [
-    *("planner", "--model=tests.planner.small_models.dense", "--batch_size=8"),
-    *("--device=h100-80g", "--devices=4"),
-]
 
 
 def test_help_is_one_screen_and_loads_no_tensorflow():

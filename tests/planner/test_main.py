@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planner.test_command import ASKED
+from tests.planner.small_models import ASKED
 from tfgpipe.planner import __main__ as program
 
 

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.some_schedules import FOLDED, plans
 from tfgpipe import Costs, schedules, simulate
 from tfgpipe.schedules.named.interleaved import Interleaved
 from tfgpipe.schedules.schedule import Action, draw
 
 pytestmark = pytest.mark.pure
 
-FOLDED = ("zbv", "v_half", "v_min", "dualpipe_v")
-# Those of several stages on a device.
-SHARED = ("gpipe", "interleaved", "looped_bfs", "interleaved_zb")
 
 DRAWN = {
     "gpipe": (schedules.gpipe, schedules.gpipe(4, 8)),
@@ -30,18 +28,6 @@ DRAWN = {
         for name in ("looped_bfs", "interleaved_zb", *FOLDED)
     },
 }
-
-
-@st.composite
-def plans(draw, names=schedules.NAMES, most=8):
-    """Any named schedule: of 1 to 8 devices, with whatever M and v it takes."""
-    name = draw(st.sampled_from(names))
-    P = draw(st.integers(1, most))
-    most_each = 3 if name in SHARED else 2 if name in FOLDED else 1
-    v = draw(st.integers(1, most_each))
-    fewest = schedules.find(name).min_microbatches(P)
-    M = draw(st.integers(fewest, fewest + 17))
-    return schedules.make(name, num_stages=v * P, num_microbatches=M, num_devices=P)
 
 
 def in_flight(plan, k):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 import tfgpipe
-from tests.schedules.test_named import plans
+from tests.helpers.some_schedules import plans
 from tfgpipe import Schedule, schedules
 from tfgpipe.schedules import draw
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.simulation.test_timeline import BY_HAND
+from tests.helpers.timelines import BY_HAND
 from tfgpipe import schedules
 from tfgpipe.simulation.chrome_trace import trace_events
 from tfgpipe.simulation.simulator import Costs, simulate

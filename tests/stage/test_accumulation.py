@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare, pairwise, train_steps
 from tests.helpers.marks import nightly
-from tests.stage.test_functions import traced
+from tests.helpers.traced_stages import traced
 from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.options import StageOptions
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer import runs
+from tests.helpers import runs
 
 
 @pytest.fixture

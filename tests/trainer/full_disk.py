@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import tfgpipe
-from tests.trainer.test_checkpoints import _model
+from tests.helpers.checkpointed_model import make_model
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
 from tfgpipe_trainer.config import Saving
@@ -20,7 +20,7 @@ from tfgpipe_trainer.config import Saving
 
 def _main(folder: Path) -> None:
     tfgpipe.make_logical_cpus(2)
-    saved = Checkpoints(folder, _model(width=64), Saving())
+    saved = Checkpoints(folder, make_model(width=64), Saving())
     saved.save(saved.copy(1, {}))
     saved.wait()
     # As on a disk with room for a fraction of it.

@@ -20,8 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.helpers import fresh_processes, subprocesses
-from tests.trainer import runs
+from tests.helpers import fresh_processes, runs, subprocesses
 
 _PATIENCE = 600.0
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, fresh_processes
+from tests.helpers.checkpointed_model import X, Y, make_model
 from tfgpipe import quantization
 from tfgpipe_trainer.checkpoint import checkpoints, store, variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
@@ -25,27 +26,6 @@ from tfgpipe_trainer.hyperparams import HyperparameterError
 
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]
-X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
-Y = np.random.default_rng(1).normal(size=(12, 3)).astype("float32")
-
-
-def _model(width: int = 4, **arguments: Any) -> tfgpipe.PipelinedModel:
-    arguments = {"num_stages": 2, "num_microbatches": 3, **arguments}
-    model = tfgpipe.PipelinedModel(
-        [
-            layers.Dense(width, activation="tanh"),
-            layers.BatchNormalization(),
-            layers.Dense(width, activation="tanh"),
-            layers.Dense(width),
-            layers.Dense(3),
-        ],
-        batch_norm="deferred",
-        **arguments,
-    )
-    model(keras.Input([4]))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    model.optimizer.build(model.trainable_variables)
-    return model
 
 
 def _values(model: keras.Model) -> dict[str, np.ndarray]:
@@ -65,7 +45,7 @@ def _save(folder: Path, model: keras.Model, *steps: int, **saving: Any) -> None:
 def _trained() -> tuple[tfgpipe.PipelinedModel, dict[str, np.ndarray]]:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
-    model = _model()
+    model = make_model()
     model.fit(X, Y, verbose=0, shuffle=False)
     return model, _values(model)
 
@@ -82,7 +62,7 @@ def trained(_trained) -> Iterator[tfgpipe.PipelinedModel]:
 def test_all_is_restored(trained, tmp_path: Path) -> None:
     model = trained
     _save(tmp_path, model, 7)
-    other = _model()
+    other = make_model()
     about = Checkpoints(tmp_path, other, Saving()).restore()
     assert about is not None
     assert (about.step, about.notes) == (7, {"at": 7})
@@ -93,7 +73,7 @@ def test_all_is_restored(trained, tmp_path: Path) -> None:
 
 
 def test_without_one_there_is_nothing_to_restore(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path, _model(), Saving()).restore() is None
+    assert Checkpoints(tmp_path, make_model(), Saving()).restore() is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +92,7 @@ def test_another_cut_goes_on_the_same(
 ) -> None:
     model = trained
     _save(tmp_path, model, 1)
-    other = _model(**cut)
+    other = make_model(**cut)
     Checkpoints(tmp_path, other, Saving()).restore()
     for name, value in _values(model).items():
         np.testing.assert_array_equal(_values(other)[name], value, err_msg=name)
@@ -135,7 +115,7 @@ def test_replicas_restore_what_one_has_saved(trained, tmp_path: Path) -> None:
             num_stages=2, num_replicas=2, shard_replicas=shared
         )
         with strategy.scope():
-            other = _model()
+            other = make_model()
         Checkpoints(tmp_path / "one", other, Saving()).restore()
         _save(tmp_path / shared, other, 2)
         written = store.read(tmp_path / shared, 2).values
@@ -147,7 +127,7 @@ def test_replicas_restore_what_one_has_saved(trained, tmp_path: Path) -> None:
 def test_a_damaged_one_is_told_and_the_one_before_is_used(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = _model()
+    model = make_model()
     _save(tmp_path, model, 5, 6)
     path = store.path_of(tmp_path, 6) / "state.data-00000-of-00001"
     data = bytearray(path.read_bytes())
@@ -167,7 +147,7 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(
 
 
 def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
-    model = _model()
+    model = make_model()
     _save(tmp_path, model, 5, 6)
     for step in (5, 6):
         (store.path_of(tmp_path, step) / "state.index").write_text("{}")
@@ -177,7 +157,7 @@ def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
 
 
 def test_an_old_one_that_is_damaged_stops_nothing(tmp_path: Path) -> None:
-    model = _model()
+    model = make_model()
     _save(tmp_path, model, 5)
     (store.path_of(tmp_path, 5) / "state.index").write_bytes(b"\xff{")
     _save(tmp_path, model, 6, 7, 8, keep=2)
@@ -220,10 +200,10 @@ def test_ranges_and_the_scale_of_the_loss_are_restored(
 
 
 def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
-    _save(tmp_path, _model(), 1)
+    _save(tmp_path, make_model(), 1)
     with pytest.raises(HyperparameterError, match="has in other shapes batch_normaliz"):
-        checkpoints.load(store.read(tmp_path, 1), _model(width=5))
-    other = _model()
+        checkpoints.load(store.read(tmp_path, 1), make_model(width=5))
+    other = make_model()
     other.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     other.optimizer.build(other.trainable_variables)
     with pytest.raises(HyperparameterError, match="has besides optimizer/batch_norma"):
@@ -267,7 +247,7 @@ def test_not_more_than_two_are_held_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = _held(monkeypatch)
-    saved = Checkpoints(tmp_path, _model(), Saving(keep=9))
+    saved = Checkpoints(tmp_path, make_model(), Saving(keep=9))
     saved.save(saved.copy(1, {}))
     saved.save(saved.copy(2, {}))
     third = threading.Thread(target=saved.save, args=[saved.copy(3, {})])
@@ -282,15 +262,15 @@ def test_not_more_than_two_are_held_in_memory(
 
 
 def test_at_once_means_before_training_goes_on(tmp_path: Path) -> None:
-    saved = Checkpoints(tmp_path, _model(), Saving(async_save=False))
+    saved = Checkpoints(tmp_path, make_model(), Saving(async_save=False))
     saved.save(saved.copy(1, {}))
     assert store.steps(tmp_path) == [1]
 
 
 def test_superfluous_ones_go(tmp_path: Path) -> None:
-    _save(tmp_path, _model(), *range(1, 7), keep=2)
+    _save(tmp_path, make_model(), *range(1, 7), keep=2)
     assert store.steps(tmp_path) == [5, 6]
-    _save(tmp_path, _model(), 7, keep=1)
+    _save(tmp_path, make_model(), 7, keep=1)
     assert store.steps(tmp_path) == [7]
 
 
@@ -302,7 +282,7 @@ def test_where_nothing_can_be_written_training_goes_on_and_then_fails(
 ) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("A file, where a folder is to be.")
-    saved = Checkpoints(folder, _model(), Saving())
+    saved = Checkpoints(folder, make_model(), Saving())
     saved.save(saved.copy(1, {}))
     saved.wait()
     told = capsys.readouterr().err
@@ -352,7 +332,7 @@ def test_on_a_full_disk_old_checkpoints_make_room_for_new_ones(
         write(folder, values)
 
     monkeypatch.setattr(store, "write_tensors", write_if_room)
-    saved = Checkpoints(tmp_path, _model(), Saving(keep=5, async_save=False))
+    saved = Checkpoints(tmp_path, make_model(), Saving(keep=5, async_save=False))
     for step in range(1, 6):
         saved.save(saved.copy(step, {"best_step": 2}))
     saved.check()

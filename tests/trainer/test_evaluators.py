@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_params import template
 from tfgpipe_trainer import evaluators
 from tfgpipe_trainer.evaluators import Evaluator, OnData

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_trainer.callbacks import Finiteness, Profile, not_finite
 from tfgpipe_trainer.checkpoint import store, variable_names
 from tfgpipe_trainer.checkpoint.run_state import RunState

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_params import template
 from tfgpipe_trainer.hyperparams import HyperparameterError, override
 from tfgpipe_trainer.main import main

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.helpers import fresh_processes
-from tests.trainer import runs
+from tests.helpers import fresh_processes, runs
 from tfgpipe_trainer.checkpoint import store
 from tfgpipe_trainer.goodput import EVALUATION, Clock, table
 

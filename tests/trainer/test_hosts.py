@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers import fresh_processes
+from tests.helpers import fresh_processes, runs
 from tests.helpers.fresh_processes import Program
-from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.engines import workers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_trainer.main import main
 from tfgpipe_trainer.progress import Measurement, Progress
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer import kills, runs
+from tests.helpers import runs
+from tests.trainer import kills
 
 
 def test_a_run_killed_four_times_measures_what_one_in_peace_does(

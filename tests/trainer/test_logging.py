@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_trainer.callbacks import Logging
 from tfgpipe_trainer.checkpoint.run_state import RunState
 from tfgpipe_trainer.config import Training

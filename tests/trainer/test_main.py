@@ -21,8 +21,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 )
 
 import tfgpipe
-from tests.helpers import fake_tpu
-from tests.trainer import runs
+from tests.helpers import fake_tpu, runs
 from tfgpipe_trainer import devices
 from tfgpipe_trainer.commands import machine_checks
 from tfgpipe_trainer.config import Pipelining

@@ -17,7 +17,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 
 import tfgpipe
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_params.parallelism import SingleDevice as Classifier
 from tfgpipe_trainer.callbacks import Checkpointing
 from tfgpipe_trainer.checkpoint import store, variable_names

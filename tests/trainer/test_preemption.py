@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import wait_for
-from tests.helpers import fresh_processes
+from tests.helpers import fresh_processes, runs
 from tests.helpers.fresh_processes import Program
+from tests.helpers.processes import wait_for
 from tests.helpers.subprocesses import interpret
-from tests.trainer import endings, runs
+from tests.trainer import endings
 from tfgpipe import cluster
 from tfgpipe_trainer import run_dir
 from tfgpipe_trainer.callbacks import Logging

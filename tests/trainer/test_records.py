@@ -16,8 +16,7 @@ import pytest
 import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from tests.helpers import image_files
-from tests.trainer import runs
+from tests.helpers import image_files, runs
 from tfgpipe_params import template
 from tfgpipe_params.image.images import ClassificationData
 from tfgpipe_params.lm import text_files

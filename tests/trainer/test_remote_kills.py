@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import s3fs
 
-from tests.helpers import fresh_processes
-from tests.trainer import runs, s3
+from tests.helpers import fresh_processes, runs, s3
 from tfgpipe_trainer.main import main
 
 pytestmark = pytest.mark.nightly

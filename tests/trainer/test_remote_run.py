@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 import s3fs
 
-from tests.helpers import fresh_processes
-from tests.trainer import runs, s3
+from tests.helpers import fresh_processes, runs, s3
 from tfgpipe_trainer import callbacks, remote_run
 from tfgpipe_trainer.main import main
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import runs
 from tests.helpers.subprocesses import command
-from tests.trainer import runs
 from tfgpipe_trainer.commands import sweep
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.main import main

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import tfgpipe
-from tests.trainer.test_checkpoints import X, Y, _model
+from tests.helpers.checkpointed_model import X, Y, make_model
 from tfgpipe_trainer import hyperparams
 from tfgpipe_trainer.checkpoint import variable_names
 from tfgpipe_trainer.checkpoint.checkpoints import Checkpoints
@@ -27,7 +27,7 @@ def trained(
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     tmp_path = tmp_path_factory.mktemp("trained")
-    model = _model()
+    model = make_model()
     model.fit(X, Y, verbose=0)
     saved = Checkpoints(tmp_path / "checkpoints", model, Saving(async_save=False))
     saved.save(saved.copy(3, {}))
@@ -51,7 +51,7 @@ def _weights(model: keras.Model) -> dict[str, np.ndarray]:
 )
 def test_weights_come_from_runs_and_files(path: str, trained, capsys) -> None:
     model, folder = trained
-    other = _model(num_stages=3)
+    other = make_model(num_stages=3)
     warm_start(WarmStart(path=str(folder / path)), other)
     expected = _weights(model)
     for name, value in _weights(other).items():
@@ -64,7 +64,7 @@ def test_weights_come_from_runs_and_files(path: str, trained, capsys) -> None:
 
 def test_patterns_choose_and_the_rest_is_listed(trained, capsys) -> None:
     model, folder = trained
-    other = _model()
+    other = make_model()
     before, expected = _weights(other), _weights(model)
     warm_start(WarmStart(path=str(folder), names=("dense/*", "dense_1/*")), other)
     for name, value in _weights(other).items():
@@ -85,13 +85,13 @@ def test_patterns_need_no_quotes_on_a_command_line(trained, capsys) -> None:
     wanted = hyperparams.override(
         WarmStart(), [f"path={folder}", "names=block_*/dense/kernel, dense*/kernel"]
     )
-    warm_start(wanted, _model())
+    warm_start(wanted, make_model())
     assert "Warm start: 4 of 12 weights" in capsys.readouterr().out
 
 
 def test_weights_may_be_called_otherwise_there(trained) -> None:
     model, folder = trained
-    other = _model()
+    other = make_model()
     warm_start(
         WarmStart(
             path=str(folder), names=("dense_2/*",), rename=("dense_1/=dense_2/",)
@@ -124,12 +124,12 @@ def test_weights_may_be_called_otherwise_there(trained) -> None:
 def test_what_is_not_there_is_refused(wanted: dict, message: str, trained) -> None:
     _, folder = trained
     with pytest.raises(HyperparameterError, match=message):
-        warm_start(WarmStart(**{"path": str(folder), **wanted}), _model())
+        warm_start(WarmStart(**{"path": str(folder), **wanted}), make_model())
 
 
 def test_other_shapes_are_refused_and_may_be_left_out(trained) -> None:
     _, folder = trained
-    wider = _model(width=5)
+    wider = make_model(width=5)
     with pytest.raises(
         HyperparameterError,
         match=r"expected dense/kernel of shape \(4, 5\); .* has it of shape \(4, 4\)\.",
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_refused(trained, tmp_path: Path) -> None:
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     (at / "state.index").write_bytes(b"")
     with pytest.raises(HyperparameterError, match="is damaged: its values cannot"):
-        warm_start(WarmStart(path=str(at)), _model())
+        warm_start(WarmStart(path=str(at)), make_model())
 
 
 def _layers(*numbers: int) -> tfgpipe.PipelinedModel:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from wandb.proto import wandb_internal_pb2
 
 import tfgpipe
-from tests.trainer import runs
+from tests.helpers import runs
 from tfgpipe_params import template
 from tfgpipe_trainer import devices, writers
 from tfgpipe_trainer.hyperparams import HyperparameterError, override

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests._compat.versions import MOVED
+from tests.helpers.versions import MOVED, WINDOW
 from tfgpipe._compat import keras_internals
 
 WIDTH, LENGTH, INDEX = 8, 6, 3
-# Keras 3.14 has none.
-WINDOW = {"sliding_window": 3} if keras.version() >= "3.15" else {}
 
 
 def multi_head():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests._compat.versions import MOVED
+from tests.helpers.versions import MOVED
 from tfgpipe._compat import keras_internals
 
 

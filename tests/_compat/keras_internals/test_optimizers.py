@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests._compat.versions import MOVED
+from tests.helpers.versions import MOVED
 from tfgpipe._compat import keras_internals
 from tfgpipe.distribution import optimizer as optimizer_lib
 

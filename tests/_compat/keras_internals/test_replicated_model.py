@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from tests._compat.versions import MOVED
 from tests.helpers import compare
+from tests.helpers.versions import MOVED
 from tfgpipe._compat import keras_internals
 
 

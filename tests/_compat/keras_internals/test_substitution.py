@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from tests._compat.versions import MOVED
+from tests.helpers.versions import MOVED
 from tfgpipe._compat import keras_internals, tf_internals
 
 

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests._compat.versions import MOVED
+from tests.helpers.versions import MOVED
 from tfgpipe._compat import keras_internals
 
 

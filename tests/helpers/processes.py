@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.helpers.subprocesses import ROOT
 from tfgpipe.cluster import addresses, health
 from tfgpipe.cluster.addresses import Address
 
-ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = (sys.executable, "-m", "tfgpipe.cluster")
 # TensorFlow's start takes its time on two busy cores.
 PATIENCE = 180.0

@@ -12,3 +12,6 @@ import tensorflow as tf
 CHECKED = "TensorFlow 2.21, Keras 3.15"
 MOVED = f"worked with {CHECKED}; here TensorFlow {tf.__version__}, Keras "
 MOVED += keras.__version__
+
+# Of layers of attention: Keras 3.14 has none.
+WINDOW = {"sliding_window": 3} if keras.version() >= "3.15" else {}
