@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,11 +274,14 @@ def test_experiments_import_the_trainer_and_not_the_other_way_round() -> None:
 
 @pytest.mark.parametrize("top", ["tests", "benchmarks", "docs"])
 def test_nobody_imports_a_test_module(top: str) -> None:
-    """What tests share is in `tests/helpers`."""
+    """What tests share is in `tests/helpers`. Nor does a text name one to import."""
     found = [
         f"{top}.{name} imports {other}"
         for name, path in modules(top).items()
-        for other in imports(path)
+        for other in (
+            *imports(path),
+            *re.findall(r"\btests\.(?:\w+\.)*test_\w+", path.read_text("utf-8")),
+        )
         if any(part.startswith("test_") for part in other.split("."))
     ]
     assert not found

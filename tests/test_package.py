@@ -19,12 +19,11 @@ import setuptools  # Before distutils, which it replaces.
 
 import tfgpipe
 from tests.helpers import fresh_processes
-from tests.helpers.subprocesses import interpret
+from tests.helpers.subprocesses import ROOT, interpret, python
 from tfgpipe._compat import TENSORFLOWS
 
 pytestmark = pytest.mark.pure
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("tfgpipe", "tfgpipe_params", "tfgpipe_trainer")
 
 
@@ -169,14 +168,7 @@ def test_tensorflow_is_required_by_default() -> None:
 
 
 def test_a_tensorflow_of_another_name_is_refused() -> None:
-    run = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        cwd=ROOT,
-        env={**os.environ, "TFGPIPE_TENSORFLOW": "tf-nightly"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python("setup.py", "--version", TFGPIPE_TENSORFLOW="tf-nightly")
     assert run.returncode == 1
     assert run.stderr.endswith(
         "TFGPIPE_TENSORFLOW names the TensorFlow that is required: expected one of "

@@ -24,6 +24,7 @@ from benchmarks.accelerator_check.report import (
     Recorder,
     report,
 )
+from tests.helpers.subprocesses import python
 
 pytestmark = pytest.mark.pure
 
@@ -190,8 +191,7 @@ NOT_RUN = (
 
 def checked(*flags):
     """Runs the check in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.accelerator_check", *flags]
-    return subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True)
+    return python("-m", "benchmarks.accelerator_check", *flags)
 
 
 @pytest.mark.nightly

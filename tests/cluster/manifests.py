@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
+from tests.helpers.subprocesses import ROOT
+
+FOLDER = ROOT / "examples" / "kubernetes"
 
 
 def documents(name: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -11,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.helpers import runs
 from tests.helpers.processes import (
     CLUSTER,
     PATIENCE,
@@ -42,10 +42,16 @@ def check_that_kills_change_no_loss(
         num_steps: Of a run.
         seconds: The longest time between two kills, beside that of 8 steps.
     """
-    text = folder / "text"
-    text.write_bytes(b"".join(b"%d squared is %d\n" % (i, i * i) for i in range(500)))
     whole, killed, log = folder / "whole", folder / "killed", folder / "log"
-    flags = _flags(text, num_stages=num_workers, num_steps=num_steps)
+    flags = runs.text_flags(
+        folder / "text",
+        model__dropout=0.2,  # Whose seeds go on as well.
+        pipelining__num_stages=num_workers,
+        pipelining__num_microbatches=3,
+        training__batch_size=3,
+        training__num_steps=num_steps,
+        checkpoint__every_steps=5,
+    )
     command = [
         *(*CLUSTER, "launch", f"--workers={num_workers}"),
         *(f"--log_dir={folder / 'logs'}", "--"),
@@ -78,33 +84,9 @@ def check_that_kills_change_no_loss(
     assert "Going on from step " in log.read_text()
 
 
-def _flags(text: Path, *, num_stages: int, num_steps: int) -> list[str]:
-    """Returns flags of a run with little to compute."""
-    values = {
-        "data.files": text,
-        "model.num_layers": 1,
-        "model.width": 8,
-        "model.mlp_width": 16,
-        "model.num_heads": 2,
-        "model.context": 8,
-        "model.dropout": 0.2,  # Whose seeds go on as well.
-        "pipelining.num_stages": num_stages,
-        "pipelining.num_microbatches": 3,
-        "training.batch_size": 3,
-        "training.num_steps": num_steps,
-        "evaluation.max_batches": 2,
-        "training.log_every": 1,
-        "training.log_seconds": 0,
-        "checkpoint.every_steps": 5,
-        "sampling.num_bytes": 5,
-    }
-    return ["--params=lm.Tiny", *(f"--set={n}={v}" for n, v in values.items())]
-
-
 def _records(folder: Path) -> list[dict[str, float]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
     kept = ("step", "loss", "learning_rate", "validation_model")
-    return [{k: v for k, v in json.loads(x).items() if k in kept} for x in lines]
+    return [{k: v for k, v in x.items() if k in kept} for x in runs.records(folder)]
 
 
 def _target(supervisor: int, what: str, draw: random.Random) -> int | None:

@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.cluster import clients
 from tests.cluster.client import listed
-from tests.helpers import fresh_processes
+from tests.helpers import compare, fresh_processes
 from tests.helpers.fresh_processes import Program
 from tests.helpers.processes import PATIENCE, wait_for, workers
 from tfgpipe.cluster.addresses import Address
@@ -70,8 +69,7 @@ def test_clients_train_as_the_replicas_of_one_process_or_are_told_why_not(
         for _, log in both
     ]
     for replica, each in enumerate(found):
-        for expected, value in zip(one["values"], each["values"], strict=True):
-            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+        compare.assert_allclose(each["values"], one["values"], rtol=1e-5, atol=1e-6)
         assert each["values"] == found[0]["values"]
         for kind in ("even", "uneven"):
             for name in ("loss", "mae", "rmse"):

@@ -56,15 +56,21 @@ def test_a_list_of_workers_can_be_wrong_before_anything_is_asked() -> None:
 CLIENT = (sys.executable, "-m", "tests.cluster.client")
 
 
-def run_client(addresses, *cases: str, **variables: str) -> str:
-    run = subprocess.run(
+def client(
+    addresses, *cases: str, seconds: float = 2 * PATIENCE, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [*CLIENT, listed(addresses), *cases],
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=seconds,
         check=False,
     )
+
+
+def run_client(addresses, *cases: str) -> str:
+    run = client(addresses, *cases)
     assert run.returncode == 0, run.stdout + run.stderr
     assert all(f"{case}: passed" in run.stdout for case in cases)
     return run.stdout
@@ -84,14 +90,7 @@ def test_replicas_on_workers_one_client_after_another(tmp_path: Path) -> None:
         log = tmp_path / "client"
         with running([*CLIENT, listed(two), "waits"], log=log, env=environment()) as c:
             wait_for("waiting", log)
-            busy = subprocess.run(
-                [*CLIENT, listed(two), "plain"],
-                env=environment(TFGPIPE_SECONDS="2"),
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-                check=False,
-            )
+            busy = client(two, "plain", seconds=PATIENCE, TFGPIPE_SECONDS="2")
             assert "is not ready after 2 s: it works for the client at" in busy.stderr
             worker_log = tmp_path / f"worker-{two[0].port}.log"
             said = worker_log.read_text().rpartition("process ")[2]

@@ -14,9 +14,9 @@ import pytest
 from tests.cluster import slurm as slurms
 from tests.cluster.slurm import Slurm
 from tests.helpers import runs
+from tests.helpers.subprocesses import ROOT
 from tfgpipe_trainer.main import main
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0
 STAGES = {"pipelining__num_stages": 2, "training__num_steps": 30}
 REPLICAS = {**STAGES, "pipelining__num_replicas": 2}

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import threading
 import time
 import types
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import CLUSTER, ROOT, environment, other_addresses, running
+from tests.helpers.subprocesses import interpret
 from tfgpipe.cluster import addresses, connection, health, session_server, worker
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import Address, free_ports, is_taken
@@ -40,13 +40,7 @@ def test_neither_worker_nor_supervisor_loads_tensorflow() -> None:
         "import sys, tfgpipe.cluster.__main__\n"
         "sys.exit(str({'tensorflow', 'keras'} & set(sys.modules)))"
     )
-    run = subprocess.run(
-        [*CLUSTER[:1], "-c", code],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = interpret(code)
     assert run.stderr == "set()\n"
 
 

@@ -40,8 +40,7 @@ def data(rows, width=WIDTH, dtype="float64"):
 
 def trained_alike(plain, pipelined, *, rtol=1e-12, atol=1e-13):
     """Asserts that two models have the same weights and slots."""
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, rtol, atol)
+    compare.assert_close(plain.variables, pipelined.variables, rtol, atol)
 
 
 # -- the layer that it is tried with --------------------------------------------------
@@ -65,8 +64,7 @@ def test_columns_are_a_dense_layer(floatx):
     whole = [*expected.weight_grads.values(), *expected.input_grads]
     parts = list(received.weight_grads.values())
     joined = [np.concatenate(parts[:3], 1), np.concatenate(parts[3:])]
-    for a, b in zip(whole, [*joined, *received.input_grads], strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-12)
+    compare.assert_allclose([*joined, *received.input_grads], whole, rtol=1e-12)
 
 
 # -- what is computed -----------------------------------------------------------------

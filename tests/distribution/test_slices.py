@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.replicas import X, Y, assert_trains_the_same, made
+from tests.helpers.replicas import X, Y, assert_trains_the_same, loaded_whole, made
 
 layers = keras.layers
 # Two replicas of four stages, two on each device.
@@ -115,21 +115,7 @@ def test_a_device_holds_its_part_of_weights_and_slots(d):
 def test_they_are_saved_and_loaded_whole_by_any_number_of_replicas(tmp_path):
     model = made(make=stack, strategy=strategy_of(3))
     model.fit(X, Y, batch_size=9, verbose=0)
-    model.save(tmp_path / "model.keras")
-    tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
-    expected = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
-    with tfgpipe.PipelineStrategy(num_stages=2).scope():
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
-    two = strategy_of(2)
-    other = made(make=stack, strategy=two)
-    with two.scope():
-        other.optimizer.build(other.trainable_variables)
-        tf.train.Checkpoint(model=other).read(str(tmp_path / "checkpoint"))
-    assert in_slices(other)
-    for found in (loaded, other):
-        received = [*found.variables, *found.optimizer.variables]
-        for a, b in zip(expected, received, strict=True):
-            np.testing.assert_array_equal(a, b.numpy())
+    assert in_slices(loaded_whole(model, stack, strategy_of(2), tmp_path))
 
 
 def test_a_cut_that_moves_takes_slices_along(floatx):

@@ -124,13 +124,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def double_precision():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
-
-
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(("sizes", "num_microbatches", "remat", "batch_norm"), CASES)
 def test_microbatches_are_normalised_over_replicas(
@@ -159,8 +152,7 @@ def test_microbatches_are_normalised_over_replicas(
         x = rng.normal(1.0, 2.0, (sum(sizes), 5))
         expected = step_alone(alone, x)
         received = step_of(strategy, pipelined, x, sizes)
-        for i, (a, b) in enumerate(zip(expected, received, strict=True)):
-            compare.close(np.array(a), np.array(b), f"result {i}", 1e-10, 1e-11)
+        compare.assert_close(expected, received, 1e-10, 1e-11)
         for a, b in zip(alone.variables, pipelined.variables, strict=True):
             # A weight has one gradient, a moving average one value: on all replicas.
             for copy in strategy.experimental_local_results(b.value):
@@ -190,8 +182,7 @@ def test_one_microbatch_is_what_keras_does_with_replicas():
         tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2),
         lambda: [tfgpipe.PipelinedLayer(stack(synchronized), num_microbatches=1)],
     )
-    for a, b in zip(expected, received, strict=True):
-        compare.close(a, b, "weights", 1e-5, 1e-5)
+    compare.assert_close(expected, received, 1e-5, 1e-5)
 
 
 def test_other_layers_bear_the_rows_that_stand_in_for_none():
@@ -232,8 +223,7 @@ def test_one_replica_has_nobody_to_synchronize_with():
 
         return fitted(tfgpipe.PipelineStrategy(num_stages=2), make)
 
-    for a, b in zip(weights(), weights(synchronized=True), strict=True):
-        compare.close(a, b, "weights", 1e-5, 1e-6)
+    compare.assert_close(weights(), weights(synchronized=True), 1e-5, 1e-6)
 
 
 def replicated(norms, **arguments):

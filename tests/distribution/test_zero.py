@@ -5,13 +5,18 @@ from __future__ import annotations
 import collections
 
 import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.replicas import X, Y, assert_trains_the_same, made, short_stack
+from tests.helpers.replicas import (
+    X,
+    Y,
+    assert_trains_the_same,
+    loaded_whole,
+    made,
+    short_stack,
+)
 
 layers = keras.layers
 
@@ -98,19 +103,7 @@ def test_what_is_shared_out_is_saved_and_loaded_whole(tmp_path, shares):
     )
     model = made(make=short_stack, strategy=strategy, num_microbatches=3)
     model.fit(X, Y, batch_size=8, verbose=0)
-    model.save(tmp_path / "model.keras")
-    tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
-    expected = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
-    with tfgpipe.PipelineStrategy(num_stages=2).scope():
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
-    other = made(make=short_stack, strategy=strategy)
-    with strategy.scope():
-        other.optimizer.build(other.trainable_variables)
-        tf.train.Checkpoint(model=other).read(str(tmp_path / "checkpoint"))
-    for found in (loaded, other):
-        received = [*found.variables, *found.optimizer.variables]
-        for a, b in zip(expected, received, strict=True):
-            np.testing.assert_array_equal(a, b.numpy())
+    loaded_whole(model, short_stack, strategy, tmp_path)
 
 
 def test_a_cut_that_moves_takes_along_what_is_shared_out():
@@ -124,8 +117,7 @@ def test_a_cut_that_moves_takes_along_what_is_shared_out():
         tfgpipe.recut(recut, [2, 2])
     for model in (recut, left):
         model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-    for a, b in zip(left.variables, recut.variables, strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.assert_close(left.variables, recut.variables, 1e-5, 1e-6)
     moved = recut.stages[0].layers[-1].trainable_variables
     slots = [
         v

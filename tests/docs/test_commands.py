@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from docs import commands
+from tests.helpers.subprocesses import ROOT
 from tfgpipe_trainer import flags
 
 pytestmark = pytest.mark.pure
 
-ROOT = Path(__file__).resolve().parents[2]
 # The library starts it by itself.
 NOT_FOR_USERS = {"tfgpipe.accelerators.compile_process"}
 

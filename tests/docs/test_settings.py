@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.helpers.subprocesses import ROOT
+
 pytestmark = pytest.mark.pure
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs/how-to/settings.md"
+DOCUMENT = ROOT / "docs/how-to/settings.md"
 
 
 def test_simulated_rows_are_those_in_the_tables(capsys):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import html.parser
-import os
 import re
-import subprocess
-import sys
 import urllib.parse
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.subprocesses import python
 
 
 class Links(html.parser.HTMLParser):
@@ -37,14 +34,8 @@ class Links(html.parser.HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Links]:
     """The pages of a new build, by path."""
     folder = tmp_path_factory.mktemp("site")
-    run = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ("-m", "mkdocs", "build", "--strict", f"--site-dir={folder}")
+    run = python(*command, NO_MKDOCS_2_WARNING="1")
     assert run.returncode == 0, run.stderr
     return {path: Links(path) for path in sorted(folder.rglob("*.html"))}
 

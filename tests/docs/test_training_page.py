@@ -11,11 +11,12 @@ import pytest
 import s3fs
 
 from tests.helpers import image_files, presets, s3
+from tests.helpers.subprocesses import ROOT
 from tfgpipe_trainer.main import main
 
 pytestmark = pytest.mark.nightly
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "training.md"
+PAGE = ROOT / "docs" / "how-to" / "training.md"
 SHORT = [
     *("--set=training.num_steps=2", "--set=training.batch_size=8"),
     "--set=evaluation.max_batches=1",

@@ -8,7 +8,8 @@ the gradient of every input and every weight, and every state variable afterward
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -81,14 +82,26 @@ def model_pair(
 
 
 def train_alike(
-    pair: Sequence[keras.Model], x: np.ndarray, y: np.ndarray, batch_size: int
+    pair: Sequence[keras.Model],
+    x: np.ndarray,
+    y: np.ndarray,
+    batch_size: int,
+    *,
+    epochs: int = 2,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> None:
-    """Trains both models of a pair for two epochs, and compares every variable."""
-    for each in pair:
+    """Trains both models of a pair, the second with callbacks; compares variables."""
+    arguments = {"epochs": epochs, "shuffle": False, "verbose": 0}
+    for each, own in zip(pair, ([], [*callbacks]), strict=True):
         each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(x, y, batch_size, epochs=2, shuffle=False, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+        each.fit(x, y, batch_size, callbacks=own, **arguments)
+    assert_close(*(each.variables for each in pair), 1e-5, 1e-6)
+
+
+def reloaded(model: keras.Model, folder: Path, **arguments: Any) -> keras.Model:
+    """Returns what a folder gives back of a model, after it is saved there."""
+    model.save(folder / "model.keras")
+    return keras.saving.load_model(folder / "model.keras", **arguments)
 
 
 def fresh_names() -> None:
@@ -230,6 +243,43 @@ def close(
     np.testing.assert_allclose(
         received, expected, rtol=rtol, atol=atol * scale, err_msg=what
     )
+
+
+def assert_close(
+    expected: Iterable[Any],
+    received: Iterable[Any],
+    rtol: float = RTOL,
+    atol: float = ATOL,
+) -> None:
+    """Asserts that arrays, or variables, are `close` one by one."""
+    for name, a, b in _pairs(expected, received):
+        close(a, b, name, rtol, atol)
+
+
+def assert_allclose(
+    received: Iterable[Any],
+    expected: Iterable[Any],
+    rtol: float = 1e-7,
+    atol: float = 0.0,
+) -> None:
+    """Asserts of arrays, or variables, one by one, what NumPy asserts of two."""
+    for name, a, b in _pairs(received, expected):
+        np.testing.assert_allclose(a, b, rtol, atol, err_msg=name)
+
+
+def assert_equal(expected: Iterable[Any], received: Iterable[Any]) -> None:
+    """Asserts that arrays, or variables, are equal one by one."""
+    for name, a, b in _pairs(expected, received):
+        np.testing.assert_array_equal(b, a, err_msg=name)
+
+
+def _pairs(
+    some: Iterable[Any], others: Iterable[Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields two and two values, and the path of the first or their number."""
+    for number, pair in enumerate(zip(some, others, strict=True)):
+        a, b = (x.numpy() if hasattr(x, "numpy") else x for x in pair)
+        yield getattr(pair[0], "path", f"number {number}"), a, b
 
 
 def _named(run: Run) -> Iterator[tuple[str, np.ndarray | None]]:

@@ -24,8 +24,7 @@ def assert_fits_the_same(plain, pipelined, x, y, compile_arguments, **fit_argume
         )
         histories.append(fitted.history)
     assert_same_numbers(*histories)
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-5, 1e-5, err_msg=a.path)
+    compare.assert_allclose(plain.variables, pipelined.variables, 1e-5, 1e-5)
 
 
 def assert_same_numbers(expected, received):

@@ -6,6 +6,7 @@ import contextlib
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
@@ -52,6 +53,26 @@ def made(optimizer=adam, make=stack, strategy=None, compiled=None, **arguments):
         model.build((None, 6))
         model.compile(optimizer(), **(compiled or {"loss": "mse", "metrics": ["mae"]}))
     return model
+
+
+def loaded_whole(model, make, strategy, folder):
+    """Compares a saved model with what one pipeline, and replicas, load of it.
+
+    Returns:
+        The model of a strategy's replicas.
+    """
+    model.save(folder / "model.keras")
+    tf.train.Checkpoint(model=model).write(str(folder / "checkpoint"))
+    expected = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+    with tfgpipe.PipelineStrategy(num_stages=2).scope():
+        loaded = keras.saving.load_model(folder / "model.keras")
+    other = made(make=make, strategy=strategy)
+    with strategy.scope():
+        other.optimizer.build(other.trainable_variables)
+        tf.train.Checkpoint(model=other).read(str(folder / "checkpoint"))
+    for found in (loaded, other):
+        compare.assert_equal(expected, [*found.variables, *found.optimizer.variables])
+    return other
 
 
 def assert_trains_the_same(plain, replicated, *, epochs=4, measures=True, **fit):

@@ -21,28 +21,27 @@ _SMALL = {
 }
 
 
+def small_flags() -> list[str]:
+    """Returns flags that make any run short."""
+    return [f"--set={name}={value}" for name, value in _SMALL.items()]
+
+
 def flags(**changes: Any) -> list[str]:
     """Returns flags that make parallelism.Pipelined very small, and quick to trace.
 
     Args:
         changes: Hyperparameters, `__` in place of dots.
     """
-    values = {
-        "model.num_blocks": 1,
-        "model.width": 8,
-        "model.hidden": 8,
-        **_SMALL,
-        **{name.replace("__", "."): value for name, value in changes.items()},
-    }
-    settings = [f"--set={name}={value}" for name, value in values.items()]
-    return ["--params=parallelism.Pipelined", *settings]
+    sizes = {"model.num_blocks": 1, "model.width": 8, "model.hidden": 8}
+    return _flags("parallelism.Pipelined", sizes, changes)
 
 
-def text_flags(corpus: Path) -> list[str]:
+def text_flags(corpus: Path, **changes: Any) -> list[str]:
     """Returns flags that make lm.Tiny very small.
 
     Args:
         corpus: The text, which is made up.
+        changes: Hyperparameters, `__` in place of dots.
     """
     lines = (b"%d squared is %d\n" % (i, i * i) for i in range(500))
     corpus.write_bytes(b"".join(lines))
@@ -53,10 +52,17 @@ def text_flags(corpus: Path) -> list[str]:
         "model.mlp_width": 16,
         "model.num_heads": 2,
         "model.context": 8,
-        **_SMALL,
         "sampling.num_bytes": 5,
     }
-    return ["--params=lm.Tiny", *(f"--set={n}={v}" for n, v in values.items())]
+    return _flags("lm.Tiny", values, changes)
+
+
+def _flags(
+    experiment: str, sizes: dict[str, Any], changes: dict[str, Any]
+) -> list[str]:
+    changed = {name.replace("__", "."): value for name, value in changes.items()}
+    values = {**sizes, **_SMALL, **changed}
+    return [f"--params={experiment}", *(f"--set={n}={v}" for n, v in values.items())]
 
 
 def records(folder: Path, name: str = "metrics") -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,16 +24,21 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def interpret(
-    program: str,
+    program: str, *arguments: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs the text of a program, with arguments, by `python` with its options."""
+    return python("-c", program, *arguments, **options)
+
+
+def python(
     *arguments: str,
     cwd: Path = ROOT,
     without: Collection[str] = (),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the text of a program in a fresh interpreter, which finds this checkout.
+    """Runs a fresh interpreter, which finds this checkout.
 
     Args:
-        program: The text.
         arguments: Its command line.
         cwd: The folder it runs in.
         without: Variables of this process' environment that it does not get.
@@ -42,7 +48,7 @@ def interpret(
     # `make test-keras` has another Keras on the path.
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, *arguments],
         cwd=cwd,
         env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **variables},
         capture_output=True,

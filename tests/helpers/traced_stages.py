@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfgpipe import remat as remats
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
+from tfgpipe.stage import functions
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.stage import Stage, StageCache
 
@@ -15,8 +16,8 @@ layers = keras.layers
 ROWS, WIDTH = 2, 4
 
 
-def dense(depth=3):
-    return [layers.Dense(WIDTH, activation="tanh") for _ in range(depth)]
+def dense(depth=3, activation="tanh"):
+    return [layers.Dense(WIDTH, activation=activation) for _ in range(depth)]
 
 
 def traced(stack, *, first=False, dtype="float32", remat="stage", **mode):
@@ -29,3 +30,9 @@ def traced(stack, *, first=False, dtype="float32", remat="stage", **mode):
         StageOptions(remat=remats.find(remat), **mode),
         non_differentiable=(0,) if first else (),
     )
+
+
+def products(some: functions.StageFunction) -> int:
+    """Returns how many matrices a function multiplies."""
+    operations = some.function.graph.get_operations()
+    return sum(op.type == "MatMul" for op in operations)

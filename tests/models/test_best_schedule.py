@@ -25,11 +25,7 @@ def test_a_schedule_that_was_found_trains_as_the_plain_model(splits):
         model, num_stages=3, num_microbatches=6, schedule=found.schedule
     )
     x = np.random.default_rng(0).normal(size=(24, 16)).astype("float32")
-    for each in pair:
-        each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(x, x[:, :4], 24, epochs=2, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, x, x[:, :4], 24)
 
 
 def test_larger_groups_train_as_the_plain_model_and_are_saved(tmp_path):
@@ -37,10 +33,5 @@ def test_larger_groups_train_as_the_plain_model_and_are_saved(tmp_path):
     options = {"num_stages": 4, "num_microbatches": 8, "schedule": order}
     pair = compare.model_pair(model, devices=["CPU:0", "CPU:1"], **options)
     x = np.random.default_rng(0).normal(size=(24, 16)).astype("float32")
-    for each in pair:
-        each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(x, x[:, :4], 24, epochs=2, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
-    pair[1].save(tmp_path / "m.keras")
-    assert keras.models.load_model(tmp_path / "m.keras").config.schedule == order
+    compare.train_alike(pair, x, x[:, :4], 24)
+    assert compare.reloaded(pair[1], tmp_path).config.schedule == order

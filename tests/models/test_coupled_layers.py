@@ -90,8 +90,7 @@ def assert_alike(make, around=tfgpipe.pipeline, loss="mse", **arguments):
     compare.copy_state(plain, pipelined)
     losses = [trained(x, loss=loss) for x in (plain, pipelined)]
     np.testing.assert_allclose(*losses, 1e-6)
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-10, 1e-10, err_msg=a.path)
+    compare.assert_allclose(plain.variables, pipelined.variables, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +124,7 @@ def test_so_it_is_where_xla_compiles_every_function():
     trained(plain)
     with pipelined.pipelined.traced_for("TPU"):
         trained(pipelined)
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-10, 1e-10, err_msg=a.path)
+    compare.assert_allclose(plain.variables, pipelined.variables, 1e-10, 1e-10)
 
 
 def test_so_it_is_in_evaluation():

@@ -32,8 +32,7 @@ def assert_trains_as_plain(make, x=X, y=Y, compiled=None, **arguments):
         model.compile(keras.optimizers.SGD(0.1), **(compiled or {"loss": "mse"}))
         losses = [model.train_on_batch(x, y), model.test_on_batch(x, y)]
         results.append([*losses, *(v.numpy() for v in model.variables)])
-    for expected, received in zip(*results, strict=True):
-        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
+    compare.assert_allclose(*results[::-1], rtol=1e-5, atol=1e-6)
 
 
 # -- methods of the class -------------------------------------------------------------
@@ -86,8 +85,7 @@ def test_the_way_out_for_a_method_of_training_is_the_plain_model():
             model = TenTimes(model.input, layer(model.input))
         model.compile(keras.optimizers.SGD(0.01), "mse")
         results.append([model.train_on_batch(X, Y), *model.get_weights()])
-    for expected, received in zip(*results, strict=True):
-        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
+    compare.assert_allclose(*results[::-1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_class_that_changes_nothing_trains():
@@ -226,8 +224,7 @@ def test_a_weight_that_only_a_function_reads_is_named_in_a_warning():
     with pytest.warns(UserWarning, match=r"scale.*no layer.*not trained"):
         received = models[1].train_on_batch(X, Y)
     np.testing.assert_allclose(received, expected, rtol=1e-6)
-    for a, b in zip(models[0].weights, models[1].weights, strict=True):
-        np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-5, atol=1e-6)
+    compare.assert_allclose(models[1].weights, models[0].weights, rtol=1e-5, atol=1e-6)
 
 
 def test_a_weight_of_the_model_around_a_pipelined_layer_is_trained():
@@ -331,8 +328,7 @@ def test_a_batch_without_rows_is_the_plain_models(schedule, num_microbatches):
         for model in (plain, pipelined)
     ]
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
-    for a, b in zip(plain.weights, pipelined.weights, strict=True):
-        np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-5, atol=1e-6)
+    compare.assert_allclose(pipelined.weights, plain.weights, rtol=1e-5, atol=1e-6)
 
 
 def test_a_call_without_rows_has_a_gradient_of_zero():

@@ -126,8 +126,7 @@ def test_a_gradient_called_twice_is_the_same_twice(units):
     assert all(map(np.any, first))
     model.trainable_variables[0].assign_add(tf.ones_like(model.weights[0]))
     second = tape.gradient(loss, model.trainable_variables)
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_array_equal(a, b.numpy())
+    compare.assert_equal(first, second)
 
 
 def test_what_is_trainable_may_change_before_the_gradient_is_taken():
@@ -141,8 +140,7 @@ def test_what_is_trainable_may_change_before_the_gradient_is_taken():
         loss = tf.reduce_sum(model(x, training=True) ** 2)
     expected = tape.gradient(loss, weights)
     model.layers[-1].layers[0].trainable = False
-    for a, b in zip(expected, tape.gradient(loss, weights), strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    compare.assert_equal(expected, tape.gradient(loss, weights))
 
 
 def test_a_gradient_taken_outside_the_tf_function_of_the_forward_pass():
@@ -160,5 +158,4 @@ def test_a_gradient_taken_outside_the_tf_function_of_the_forward_pass():
             loss = tf.reduce_mean(forward(x) ** 2)
         return tape.gradient(loss, model.trainable_variables)
 
-    for a, b in zip(gradients(plain), gradients(model), strict=True):
-        compare.close(a.numpy(), b.numpy(), "gradient", compare.RTOL, compare.ATOL)
+    compare.assert_close(gradients(plain), gradients(model))

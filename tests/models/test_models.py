@@ -86,8 +86,7 @@ def test_losses_and_metrics_go_by_the_names_of_outputs(num_microbatches, weighte
     predicted = [
         model.predict(x, batch_size=4, verbose=0) for model in (plain, pipelined)
     ]
-    for a, b in zip(*predicted, strict=True):
-        np.testing.assert_allclose(a, b, 1e-5, 1e-5)
+    compare.assert_allclose(*predicted, 1e-5, 1e-5)
 
 
 def test_outputs_in_a_dict_are_fitted_by_its_keys():

@@ -16,7 +16,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -41,7 +40,6 @@ from tfgpipe.stage import normalization
 from tfgpipe_params.lm.transformer import Block, Positions
 
 layers = keras.layers
-ROOT = Path(__file__).resolve().parents[2]
 DOUBLE = dict(zip(("rtol", "atol"), compare.TOLERANCES["float64"], strict=True))
 
 # Numbers of stages and microbatches, as Lingvo takes them.
@@ -287,8 +285,7 @@ def test_a_stage_that_fails_ends_the_step_and_not_the_next_one(k, way, graph):
         with pytest.raises(tuple(errors)) as caught:
             within_a_minute(lambda: step(bad))
         assert type(caught.value) in errors
-        for a, b in zip(before, within_a_minute(lambda: step(good)), strict=True):
-            np.testing.assert_array_equal(a, b)
+        compare.assert_equal(before, within_a_minute(lambda: step(good)))
 
 
 class Unexpected(Exception):  # noqa: N818
@@ -966,5 +963,4 @@ def test_layers_of_several_inputs_and_outputs_are_weighed(balance):
     )
     assert sum(plan.calls_per_stage) == 4
     assert all(stage.cost > 0 for stage in plan.stages)
-    for a, v in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(a, v.numpy())
+    compare.assert_equal(before, model.variables)

@@ -42,11 +42,7 @@ def test_it_runs_is_timed_simulated_planned_and_saved(name, tmp_path):
     pair = compare.model_pair(model, schedule=plan, remat="none", **sizes)
     x, y = np.random.default_rng(0).normal(size=(2, 16, 8)).astype("float32")
     timed = tfgpipe.TimelineCallback(tmp_path, steps=(1, 1))
-    for each, callbacks in zip(pair, ([], [timed]), strict=True):
-        each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(x, y, 16, shuffle=False, callbacks=callbacks, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, x, y, 16, epochs=1, callbacks=[timed])
     most = [max(n for k, n in SEEN[-12:] if k == stage) for stage in (0, 1)]
     # Of each microbatch the input and two outputs, and until W more.
     assert most == [n * 3 * 128 for n in plan.in_flight[:2]] or name == "zero_bubble"
@@ -56,5 +52,4 @@ def test_it_runs_is_timed_simulated_planned_and_saved(name, tmp_path):
     assert pair[1].plan(batch_size=16).settings.schedule is plan
     planned = config(schedule=plan, num_devices=3, num_microbatches=4)
     assert request(workload(3)).estimate(planned).time.pipeline > 0
-    pair[1].save(tmp_path / "m.keras")
-    assert keras.models.load_model(tmp_path / "m.keras").schedule == plan
+    assert compare.reloaded(pair[1], tmp_path).schedule == plan

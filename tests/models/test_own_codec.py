@@ -54,7 +54,6 @@ def test_it_trains_nearly_as_the_plain_model_and_is_planned_and_saved(floatx, tm
     plan = tfgpipe.plan(model(), batch_size=8, **options)
     assert [stage.received_bytes for stage in plan.stages] == [0, 4 * 2 * 8]
     assert "transfer_dtype=high_and_low" in str(plan)
-    pair[1].save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
+    loaded = compare.reloaded(pair[1], tmp_path)
     assert loaded.config.transfer_dtype == OWN
     np.testing.assert_array_equal(pair[1](x), loaded(x))

@@ -33,17 +33,12 @@ def test_it_trains_as_the_plain_model_and_is_timed_and_saved(schedule, tmp_path)
     pair = compare.model_pair(model, remat=OWN, **options)
     x, y = np.random.default_rng(0).normal(size=(2, 32, 16)).astype("float32")
     timed = tfgpipe.TimelineCallback(tmp_path, steps=(2, 2))
-    for each, callbacks in zip(pair, ([], [timed]), strict=True):
-        each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(x, y, 16, shuffle=False, callbacks=callbacks, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, x, y, 16, epochs=1, callbacks=[timed])
     step = timed.timeline
     again = tfgpipe.simulate(step.schedule, simulation.costs_of(step)).timeline
     assert "r recompute" in str(step) and "r recompute" in str(again)  # noqa: PT018
     assert "'cat': 'recompute'" in str(simulation.trace_events(step))
-    pair[1].save(tmp_path / "m.keras")
-    assert keras.models.load_model(tmp_path / "m.keras").config.remat == OWN
+    assert compare.reloaded(pair[1], tmp_path).config.remat == OWN
 
 
 def test_it_is_planned_by_what_it_holds_and_repeats():

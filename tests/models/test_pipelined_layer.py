@@ -62,8 +62,7 @@ def both(make_layers=dense, kind=sequential, **arguments):
 
 
 def assert_same_variables(plain, pipelined, rtol=1e-5, atol=1e-5):
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol, atol, err_msg=a.path)
+    compare.assert_allclose(plain.variables, pipelined.variables, rtol, atol)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +176,7 @@ def test_layers_that_already_have_weights_keep_them_and_move():
     expected = plain(X).numpy()
     layer = tfgpipe.PipelinedLayer(plain, num_stages=2, num_microbatches=3)
     np.testing.assert_allclose(layer(X).numpy(), expected, rtol=1e-5, atol=1e-6)
-    for old, new in zip(before, layer.weights, strict=True):
-        np.testing.assert_array_equal(old, new.numpy())
+    compare.assert_equal(before, layer.weights)
     assert layer.layers[-1].kernel.value.device.endswith("CPU:1")
 
 
@@ -226,11 +224,9 @@ def test_keras_file_round_trip(tmp_path):
     _, model = both(normalised)
     model.compile("adam", "mse")
     model.fit(X, np.zeros((12, 4), "float32"), batch_size=12, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     np.testing.assert_array_equal(loaded(X).numpy(), model(X).numpy())
-    for a, b in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    compare.assert_equal(model.optimizer.variables, loaded.optimizer.variables)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, *nightly([4])])
@@ -276,8 +272,7 @@ def test_tensorflow_checkpoints_do_not_depend_on_the_cut(tmp_path, num_stages):
     path = tf.train.Checkpoint(model=four).save(str(tmp_path / "ckpt"))
     status = tf.train.Checkpoint(model=other).restore(path)
     status.assert_existing_objects_matched()
-    for a, b in zip(four.weights, other.weights, strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    compare.assert_equal(four.weights, other.weights)
 
 
 class TestKerasConformance(testing.TestCase):

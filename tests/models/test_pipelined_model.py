@@ -492,8 +492,7 @@ def test_a_pydataset_is_taken_in_the_order_of_the_plain_model(workers, shuffle):
         model.fit(Batches(workers=workers), epochs=2, verbose=0, shuffle=shuffle)
         return model.get_weights()
 
-    for a, b in zip(fitted(False), fitted(True), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    compare.assert_allclose(fitted(False), fitted(True), rtol=1e-4, atol=1e-6)
 
 
 class KnownSizes(keras.layers.Layer):
@@ -575,5 +574,4 @@ def test_threads_may_trace_a_model_at_the_same_time():
                 each.result(120)
     finally:
         sys.setswitchinterval(interval)
-    for a, b in zip(alone.variables, shared.variables, strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
+    compare.assert_equal(alone.variables, shared.variables)

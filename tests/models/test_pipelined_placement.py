@@ -184,16 +184,16 @@ def test_the_plain_model_back_has_the_trained_weights():
     np.testing.assert_allclose(back(X), y, 1e-5, 1e-5)
 
 
-def test_a_new_cut_changes_nothing_but_where_things_are():
-    def make():
-        inputs = keras.Input((5,))
-        x = inputs
-        for width in (6, 5, 4):
-            x = layers.Dense(width, activation="tanh")(x)
-        return keras.Model(inputs, layers.Dense(3)(x))
+def deep() -> keras.Model:
+    inputs = x = keras.Input((5,))
+    for width in (6, 5, 4):
+        x = layers.Dense(width, activation="tanh")(x)
+    return keras.Model(inputs, layers.Dense(3)(x))
 
+
+def test_a_new_cut_changes_nothing_but_where_things_are():
     models = both(
-        make,
+        deep,
         lambda: {"optimizer": sgd(momentum=0.9), "loss": "mse", "metrics": ["mae"]},
         num_stages=None,
         partition=[1, 3],
@@ -227,8 +227,7 @@ def test_a_saved_model_goes_on_training_as_it_would_have(of_list, schedule, tmp_
     )
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     model.fit(X, Y, **FIT)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     assert loaded.name == "mine"
     assert loaded.schedule == model.schedule
     configs = [{**m.get_config(), "layers": None} for m in (model, loaded)]
@@ -268,23 +267,16 @@ def test_a_saved_model_whose_stages_fold_back_goes_on_training(tmp_path):
 
 
 def test_weights_load_whatever_the_number_of_stages(tmp_path):
-    def make():
-        inputs = keras.Input((5,))
-        x = inputs
-        for width in (6, 5, 4):
-            x = layers.Dense(width, activation="tanh")(x)
-        return keras.Model(inputs, layers.Dense(3)(x))
-
     path = tmp_path / "model.weights.h5"
     four = tfgpipe.pipeline(
-        make(), num_stages=4, num_microbatches=4, schedule="zero_bubble"
+        deep(), num_stages=4, num_microbatches=4, schedule="zero_bubble"
     )
     four.save_weights(path)
-    two = tfgpipe.pipeline(make(), **PIPELINE)
+    two = tfgpipe.pipeline(deep(), **PIPELINE)
     two.load_weights(path)
     np.testing.assert_allclose(two(X), four(X), 1e-5, 1e-5)
     four.unpipelined().save_weights(path)
-    plain = make()
+    plain = deep()
     plain.load_weights(path)
     np.testing.assert_allclose(plain(X), four(X), 1e-5, 1e-5)
 

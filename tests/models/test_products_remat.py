@@ -36,8 +36,7 @@ def test_it_trains_as_the_plain_model_and_is_saved(schedule, policy, tmp_path):
     pair = compare.model_pair(model, **{**GIVEN, "schedule": schedule}, remat=policy)
     x = data()
     compare.train_alike(pair, x, x, 8)
-    pair[1].save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
+    loaded = compare.reloaded(pair[1], tmp_path)
     assert loaded.config.remat == remat.find(policy)
     compare.close(
         *(each.predict(x, verbose=0) for each in (pair[1], loaded)),

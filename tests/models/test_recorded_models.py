@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers import compare
 
 layers, ops = keras.layers, keras.ops
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -82,13 +83,12 @@ def assert_alike(make, x, y, loss, **arguments):
     np.testing.assert_allclose(ours[:-1], theirs[:-1], 1e-6)
     for name in theirs[-1]:
         np.testing.assert_allclose(ours[-1][name], theirs[-1][name], 1e-6)
-    for a, b in zip(plain.trainable_variables, source.trainable_variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-10, 1e-10, err_msg=a.path)
+    weights = (model.trainable_variables for model in (plain, source))
+    compare.assert_allclose(*weights, 1e-10, 1e-10)
     expected, found = (
         keras.tree.flatten(m.predict(x, verbose=0)) for m in (plain, source)
     )
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_allclose(a, b, 1e-10, 1e-10)
+    compare.assert_allclose(expected, found, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +317,5 @@ def test_a_pipeline_of_it_is_saved(tmp_path):
         Residual(gated=False), sample=X, num_stages=2, num_microbatches=2
     )
     expected = pipelined.predict(X, verbose=0)
-    pipelined.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(pipelined, tmp_path)
     np.testing.assert_array_equal(loaded.predict(X, verbose=0), expected)

@@ -49,15 +49,12 @@ def outputs(model, x):
 def test_a_keras_file_brings_the_model_back(name, tmp_path):
     model = tfgpipe.pipeline(SAVED[name].make(), num_stages=3, num_microbatches=2)
     moved(model)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     x = SAVED[name].data(4)
-    for a, b in zip(outputs(model, x), outputs(loaded, x), strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(outputs(model, x), outputs(loaded, x))
     (layer,) = (x for x in loaded.layers if isinstance(x, tfgpipe.PipelinedLayer))
     assert layer.num_stages == 3
-    layer.unpipelined().save(tmp_path / "plain.keras")
-    plain = keras.models.load_model(tmp_path / "plain.keras")
+    plain = compare.reloaded(layer.unpipelined(), tmp_path)
     keras.tree.assert_same_structure(plain(x), loaded(x))
 
 
@@ -79,11 +76,9 @@ def test_weight_files_go_from_the_plain_model_to_any_cut_and_back(name, tmp_path
     four.load_weights(tmp_path / "b.weights.h5")
     moved(four)
     inner[1].unpipelined().save_weights(path)
-    for a, b in zip(outputs(plain, x), outputs(two, x), strict=True):
-        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+    compare.assert_allclose(outputs(plain, x), outputs(two, x), 1e-5, 1e-6)
     plain.load_weights(path)
-    for a, b in zip(outputs(plain, x), outputs(four, x), strict=True):
-        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+    compare.assert_allclose(outputs(plain, x), outputs(four, x), 1e-5, 1e-6)
 
 
 def test_a_layer_twice_in_a_list_is_once_in_a_file(tmp_path):
@@ -97,8 +92,7 @@ def test_a_layer_twice_in_a_list_is_once_in_a_file(tmp_path):
     assert again.layers[0] is not again.layers[1]
     model = keras.Sequential([keras.Input((4,)), layer])
     assert len(model.weights) == 4
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     np.testing.assert_array_equal(loaded(floats(5, 4)), model(floats(5, 4)))
     assert len(loaded.weights) == 4
 
@@ -120,8 +114,7 @@ def test_a_layer_built_with_side_inputs_comes_back_from_a_file(tmp_path):
         [layers.Dense(4), Halves()], num_stages=2, num_microbatches=2
     )
     model = keras.Model([inputs, half], layer(inputs, half=half))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     x = [floats(5, 4), floats(5)]
     np.testing.assert_array_equal(loaded(x), model(x))
 

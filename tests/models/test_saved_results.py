@@ -79,9 +79,8 @@ def test_it_trains_as_the_plain_model_and_is_saved(make, policy, schedule, tmp_p
     pair = compare.model_pair(make, **options, remat=policy)
     x = data()
     compare.train_alike(pair, x, x, 8)
-    pair[1].save(tmp_path / "m.keras")
     custom = {"Named": Named}
-    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects=custom)
+    loaded = compare.reloaded(pair[1], tmp_path, custom_objects=custom)
     assert loaded.config.remat == policy
 
 

@@ -57,5 +57,4 @@ def test_results_are_those_of_one_thread(quantized):
     with ThreadPoolExecutor(2) as pool:
         received = list(pool.map(train, range(2)))
     for a, b in zip(expected, received, strict=True):
-        for one, other in zip(a, b, strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-7)
+        compare.assert_allclose(b, a, rtol=1e-6, atol=1e-7)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.subprocesses import ROOT
 from tests.mutations.faults import FAULTS, Fault
 
 pytestmark = pytest.mark.pure
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache

@@ -23,13 +23,6 @@ from tfgpipe_trainer.experiment import find
 from tfgpipe_trainer.hyperparams import HyperparameterError, from_text, to_text
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    """A text in which `a` is followed by b and c in turn: bigrams cannot tell."""
-    (tmp_path / "text").write_bytes(b"abac" * 2000)
-    return f"data.files={tmp_path}/text"
-
-
 def test_the_named_experiments_are_all_there() -> None:
     assert list(experiments_here()) == [
         "image.AmoebaNetD",
@@ -149,8 +142,7 @@ def test_layers_come_back_from_their_configuration(
     layer: keras.layers.Layer, tmp_path: Path
 ) -> None:
     model = keras.Sequential([keras.Input((4, 8)), layer])
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     data = np.random.default_rng(0).normal(size=[2, 4, 8]).astype("float32")
     assert np.array_equal(model.predict_on_batch(data), loaded.predict_on_batch(data))
 
@@ -436,8 +428,7 @@ def test_the_bigram_model_is_judged_on_what_counts(paragraphs: str) -> None:
 
 def test_a_file_of_a_packed_network_loads(packed_models, tmp_path: Path) -> None:
     plain = packed_models["tied"].unpipelined()
-    plain.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(plain, tmp_path)
     expected, received = (m.predict_on_batch(WINDOWS) for m in (plain, loaded))
     assert np.array_equal(expected, received)
 

@@ -56,8 +56,7 @@ def test_a_run_that_is_taken_up_has_the_batches_it_would_have_had() -> None:
     )
     assert len(whole) == 4
     for expected, received in zip(whole[2:], rest, strict=True):
-        for a, b in zip(expected, received, strict=True):
-            np.testing.assert_array_equal(a, b)
+        compare.assert_equal(expected, received)
 
 
 def test_an_image_does_not_depend_on_which_host_makes_it() -> None:

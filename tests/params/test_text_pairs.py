@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import datetime
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.sentences import SENTENCES
+from tests.helpers.subprocesses import python
 from tfgpipe_params.translate import text_pairs
 from tfgpipe_params.translate.synthetic import (
     DATE_FORMATS,
@@ -211,13 +209,8 @@ def test_sentences_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
         f"pairs = list(PairFiles(files={str(path)!r}).all())\n"
         "print(ascii([(p.source, p.target) for p in pairs]))"
     )
-    run = subprocess.run(
-        [sys.executable, "-X", "utf8=0", "-c", code],
-        env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    run = python("-X", "utf8=0", "-c", code, **locale)
     assert run.stderr == ""
     assert ast.literal_eval(run.stdout) == [(p.source, p.target) for p in SENTENCES]
 

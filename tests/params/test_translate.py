@@ -200,8 +200,7 @@ def test_a_file_of_the_network_loads(
     model: tfgpipe.PipelinedModel, batch: tuple, tmp_path: Path
 ) -> None:
     plain = model.unpipelined()
-    plain.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(plain, tmp_path)
     x = list(batch[0])
     assert np.array_equal(plain.predict_on_batch(x), loaded.predict_on_batch(x))
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers import compare
 from tests.helpers.layer_stacks import dropped, normalised
 from tests.helpers.marks import nightly
 from tfgpipe import remat as remat_lib
@@ -377,8 +378,7 @@ def test_planning_changes_no_variable_and_draws_no_seed(make, balance):
     plan(model, balance=balance)
     drawn = keras.random.normal((3,)), tf.random.normal((3,))
     np.testing.assert_array_equal(drawn, expected)
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    compare.assert_equal(model.variables, before)
     assert [v.value.device for v in model.variables] == devices
 
 
@@ -479,7 +479,7 @@ def test_training_goes_on_to_rounding_after_a_new_cut_where_operations_are_fused
     train_with_new_cuts(dropped, None, close)
 
 
-def train_with_new_cuts(make, num_replicas, compare):
+def train_with_new_cuts(make, num_replicas, assert_same):
     """Compares three epochs of one cut with an epoch of each of three."""
     rows = X[:8]
     y = np.zeros((8, 4), np.float32)
@@ -509,11 +509,11 @@ def train_with_new_cuts(make, num_replicas, compare):
         strategy = tfgpipe.PipelineStrategy(num_stages=3, num_replicas=num_replicas)
         with strategy.scope():
             kept, moved = train(False), train(True)
-    compare(kept[2], moved[2])
+    assert_same(kept[2], moved[2])
     pairs = [(kept[0].variables, moved[0].variables)]
     pairs += [(kept[0].optimizer.variables, moved[0].optimizer.variables)]
     for a, b in itertools.chain(*(zip(*pair, strict=True) for pair in pairs)):
-        compare(a.numpy(), b.numpy(), err_msg=a.path)
+        assert_same(a.numpy(), b.numpy(), err_msg=a.path)
     if num_replicas is None:
         _, layer, _ = moved
         optimizer = moved[0].optimizer
@@ -555,8 +555,7 @@ class CutsAnew(keras.callbacks.Callback):
 def test_a_callback_may_cut_a_model_anew(without_fusion):
     kept, moved = fitted(), fitted(CutsAnew())
     assert [len(stage.segment.calls) for stage in moved.stages] == [1, 4]
-    for a, b in zip(kept.variables, moved.variables, strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
+    compare.assert_equal(kept.variables, moved.variables)
 
 
 def test_a_cut_that_a_device_has_no_memory_for_changes_nothing(monkeypatch):
@@ -587,8 +586,7 @@ def test_a_model_cut_anew_still_saves_and_loads(tmp_path):
     model.fit(X, np.zeros((12, 4)), verbose=0)
     tfgpipe.recut(model, [1, 4])
     model.fit(X, np.zeros((12, 4)), verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     np.testing.assert_array_equal(loaded(X), model(X))
     assert [len(s.segment.calls) for s in loaded.layers[0].stages] == [1, 4]
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))

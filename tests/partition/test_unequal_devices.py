@@ -135,8 +135,7 @@ def test_it_trains_as_the_plain_model_and_is_saved(tmp_path):
     given = {**GIVEN, "device_speeds": SPEEDS, "memory_limit": limits}
     pair = compare.model_pair(model, **given)
     compare.train_alike(pair, X, X, 16)
-    pair[1].save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
+    loaded = compare.reloaded(pair[1], tmp_path)
     assert loaded.config == pair[1].config
     assert loaded.config.device_speeds == SPEEDS
     assert loaded.config.memory_limit == limits

@@ -123,8 +123,7 @@ def tuned():
         steps=1,
         print_fn=None,
     )
-    for variable, value in zip(made.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    compare.assert_equal(made.variables, before)
     return found
 
 

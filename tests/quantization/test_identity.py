@@ -178,8 +178,7 @@ def test_models_are_saved_and_loaded(name, policy, tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     loaded = keras.models.load_model(path)
-    for a, b in zip(model.weights, loaded.weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(model.weights, loaded.weights)
     # A product in half precision may round otherwise at another address in memory.
     rtol = 2**-7 if policy == "mixed_bfloat16" else 0
     expected, received = (tf.cast(m(x), tf.float32) for m in (model, loaded))
@@ -212,9 +211,7 @@ def test_each_microbatch_masks_gradients_by_the_weight_range_that_it_has_moved()
     expected = tape.gradient(loss, plain.trainable_variables)
     received = compare.run(pipelined, x)
     np.testing.assert_allclose(received.outputs, tf.concat(outputs, 0), rtol=1e-6)
-    for a, b in zip(expected, received.weight_grads.values(), strict=True):
-        compare.close(a.numpy(), b, "gradient", 1e-5, 1e-6)
-    for a, b in zip(
-        plain.non_trainable_variables, received.state.values(), strict=True
-    ):
-        compare.close(a.numpy(), b, a.path, 1e-6, 1e-6)
+    compare.assert_close(expected, received.weight_grads.values(), 1e-5, 1e-6)
+    compare.assert_close(
+        plain.non_trainable_variables, received.state.values(), 1e-6, 1e-6
+    )

@@ -49,11 +49,7 @@ def test_each_action_is_seen_in_the_order_of_its_device_and_nothing_changes(name
     sizes = {"num_stages": 3, "num_microbatches": 4, "schedule": name}
     pair = compare.model_pair(plain, **sizes)
     seen = Seen()
-    for model, callbacks in zip(pair, ([], [seen]), strict=True):
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        fit(model, *callbacks, epochs=2)
-    for a, b in zip(*(model.variables for model in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, X, X, 16, callbacks=[seen])
     schedule = pair[1].schedule
     for order, p in zip(schedule.orders, range(3), strict=True):
         mine = [x for x in seen.calls if schedule.placement[x[1].stage] == p]
@@ -181,11 +177,7 @@ class Recuts(keras.callbacks.Callback):
 def test_stages_that_are_recut_in_training_are_seen_on(timed, tmp_path):
     pair = compare.model_pair(plain, partition=(2, 1), num_microbatches=4)
     seen = TimelineCallback(tmp_path, steps=(2, 4)) if timed else Seen()
-    for model, callbacks in zip(pair, ([], [seen, Recuts()]), strict=True):
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        fit(model, *callbacks, epochs=4)
-    for a, b in zip(*(model.variables for model in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, X, X, 16, epochs=4, callbacks=[seen, Recuts()])
     if not timed:
         assert len(seen.calls) == 4 * 2 * 2 * 2 * 4
         assert [len(x) for _, x in seen.gradients] == [4, 2] + 3 * [2, 4]

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers import compare
 
 layers = keras.layers
 X = np.random.default_rng(0).standard_normal((6, 8)).astype("float32")
@@ -136,15 +137,13 @@ def test_a_summary_shows_every_kind_of_model_before_and_after_it_is_saved(
     model, _, x = made(kind)
     before = shown(model)
     assert len(cells(before)) >= 4
-    model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
+    again = compare.reloaded(model, tmp_path)
     assert cells(shown(again)) == cells(before)
     assert (again.input_shape, again.output_shape) == (
         model.input_shape,
         model.output_shape,
     )
-    for a, b in zip(*map(keras.tree.flatten, (again(x), model(x))), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    compare.assert_allclose(*map(keras.tree.flatten, (again(x), model(x))), rtol=1e-6)
 
 
 def test_a_model_that_is_not_built_tells_what_it_knows():
@@ -205,8 +204,7 @@ def test_inputs_outputs_and_shapes_are_those_of_the_plain_model(kind):
     assert model.compute_output_shape(shapes) == expected
     features = keras.Model(model.input, model.output)(x)
     keras.tree.assert_same_structure(features, plain(x))
-    for a, b in zip(*map(keras.tree.flatten, (features, plain(x))), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    compare.assert_allclose(*map(keras.tree.flatten, (features, plain(x))), rtol=1e-6)
 
 
 def test_layers_are_found_by_name():

@@ -141,8 +141,7 @@ def test_a_tape_around_a_function_that_was_traced_outside_has_gradients(training
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(x, training=True) ** 2)
         expected = tape.gradient(loss, weights)
-    for a, b in zip(expected, received, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+    compare.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_draws_other_numbers_each_time_is_not_run_twice():

@@ -22,10 +22,7 @@ from tests.helpers.custom_losses import (
 )
 from tfgpipe.runtime import loss_probes
 
-
-@pytest.fixture(autouse=True)
-def double_precision(floatx):
-    floatx("float64")
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def kind(loss, target=(3,), output=(3,), dtypes=("float64", "float64")):

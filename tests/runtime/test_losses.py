@@ -25,6 +25,8 @@ from tests.helpers.custom_losses import (
 from tfgpipe._compat import keras_internals
 from tfgpipe.runtime import loss_probes, losses
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 ROWS, PLACES, CLASSES = 11, 4, 5
 SIZES = {
     "equal but for one": (4, 4, 3),
@@ -77,11 +79,6 @@ def assert_same(of, targets, outputs, weights, sizes):
 
 
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
-
-
-@pytest.fixture(autouse=True)
-def double_precision(floatx):
-    floatx("float64")
 
 
 FUNCTIONS = {"function": KINDS, "reduction": REDUCTIONS, "sizes": SIZES.values()}

@@ -13,12 +13,8 @@ import tensorflow as tf
 import tfgpipe
 from benchmarks.worker import Side, Worker
 from tests.helpers.subprocesses import interpret
-from tfgpipe import remat
-from tfgpipe.capture import tracer
-from tfgpipe.capture.interpreter import TensorKey
+from tests.helpers.traced_stages import dense, products, traced
 from tfgpipe.runtime.stage_run import StageRun
-from tfgpipe.stage.options import StageOptions
-from tfgpipe.stage.stage import Stage, StageCache
 
 # Runs a training step for each choice of recomputation in a process of its own, and
 # prints by how much its resident memory had grown at its highest after each.
@@ -107,20 +103,10 @@ def test_a_measurement_that_cannot_be_true_is_refused(monkeypatch):
             worker.memory()
 
 
-def make_stage() -> Stage:
-    layers = [keras.layers.Dense(4, activation="gelu") for _ in range(3)]
-    recorded = tracer.capture_layers(layers, keras.KerasTensor((2, 4)), {})
-    return Stage(0, recorded.graph.segment(slice(0, 3)), StageCache())
-
-
-def traced(*, per_layer: bool = False):
-    mode = StageOptions(remat=remat.find("layer" if per_layer else "stage"))
-    return make_stage().traced({TensorKey(0): tf.TensorSpec([2, 4])}, mode)
-
-
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_a_recomputing_forward_hands_on_its_output_and_nothing_else(per_layer):
-    stage = traced(per_layer=per_layer)
+    remat = "layer" if per_layer else "stage"
+    _, stage = traced(dense(activation="gelu"), remat=remat)
     forward, backward = stage.with_remat.forward, stage.with_remat.backward
     assert forward.fetches == stage.trace.forward.outputs
     # The backward starts from the stage's input, not from anything the forward made.
@@ -129,14 +115,9 @@ def test_a_recomputing_forward_hands_on_its_output_and_nothing_else(per_layer):
 
 
 def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
-    stage = traced()
+    _, stage = traced(dense(activation="gelu"))
     forward, backward = stage.without_remat.forward, stage.without_remat.backward
     assert len(forward.fetches) > len(stage.trace.forward.outputs)
-
-    def products(program) -> int:
-        operations = program.function.graph.get_operations()
-        return sum(op.type == "MatMul" for op in operations)
-
     assert products(forward) == 3
     assert products(backward) == 6
     assert products(stage.with_remat.backward) == 9  # The three forwards again.

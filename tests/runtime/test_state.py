@@ -205,5 +205,4 @@ def test_prediction_and_evaluation_drop_nothing_and_move_nothing():
     np.testing.assert_allclose(pipelined.predict(x, verbose=0), expected, rtol=1e-6)
     loss = pipelined.evaluate(x, x - 1, batch_size=7, verbose=0)
     np.testing.assert_allclose(loss, np.mean((expected - x + 1) ** 2), rtol=1e-5)
-    for value, was in zip(compare.values(pipelined), before, strict=True):
-        np.testing.assert_array_equal(value, was)
+    compare.assert_equal(compare.values(pipelined), before)

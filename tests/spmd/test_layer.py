@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers import compare
 from tests.helpers.transformer_blocks import (
     Block,
     data,
@@ -23,8 +24,7 @@ from tests.helpers.transformer_blocks import (
 
 
 def _assert_equal(received: Any, expected: Any, tolerance: float = 1e-12) -> None:
-    for a, b in zip(received, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    compare.assert_allclose(received, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,7 @@ def test_statistics_move_once_for_each_microbatch() -> None:
     received = pipelined(x, training=True)
     np.testing.assert_allclose(received, np.concatenate(expected), atol=1e-5)
     for layer, own in zip(pipelined.unstack(), plain, strict=True):
-        for a, b in zip(layer.variables, own.variables, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-6)
+        compare.assert_allclose(layer.variables, own.variables, atol=1e-6)
 
 
 def test_frozen_layers_stay_as_they_are_and_trained_ones_are_given() -> None:

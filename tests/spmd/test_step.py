@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import jax_cpus
+from tests.helpers.subprocesses import python
 from tests.helpers.transformer_blocks import Block, data, pair, pipeline_of, values
 from tfgpipe import spmd
 from tfgpipe._compat import spmd as annotations
@@ -134,12 +133,8 @@ def _run(step: Any, folder: Path) -> Any:
     module.write_bytes(step.hlo)
     arrays = {str(i): np.asarray(x) for i, x in enumerate(step.arguments)}
     np.savez(arguments, **arrays)  # type: ignore[arg-type]
-    run = subprocess.run(
-        [sys.executable, jax_cpus.__file__, str(step.num_partitions)]
-        + [str(path) for path in (module, arguments, results)],
-        capture_output=True,
-        text=True,
-        check=False,
+    run = python(
+        jax_cpus.__file__, *map(str, (step.num_partitions, module, arguments, results))
     )
     assert run.returncode == 0, re.sub(r"(?s).*Traceback", "", run.stderr)[-3000:]
     return np.load(results)

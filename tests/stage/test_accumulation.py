@@ -80,8 +80,7 @@ def test_all_forms_give_the_sum_of_the_gradients(M, puts_off, graph):
     received = tf.function(total)() if graph else total()
     expected = [sum(some) for some in zip(*(g for _, g in given), strict=True)]
     assert summed.is_final == (not puts_off or M in (1, None))
-    for a, b in zip(received, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    compare.assert_allclose(received, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

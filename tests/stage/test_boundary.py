@@ -428,8 +428,7 @@ def test_it_is_saved_and_loaded(kind, tmp_path):
     else:
         model = tfgpipe.PipelinedModel(stack, **arguments)
     before = model(x)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     inner = loaded.layers[0] if kind == "layer" else loaded.pipelined
     assert inner.config.transfer_dtype == codecs.find("int8")
     np.testing.assert_array_equal(before, loaded(x))

@@ -9,16 +9,10 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.traced_stages import ROWS, WIDTH, dense, traced
+from tests.helpers.traced_stages import ROWS, WIDTH, dense, products, traced
 from tfgpipe import remat as remats
-from tfgpipe.stage import functions
 
 layers = keras.layers
-
-
-def products(some: functions.StageFunction) -> int:
-    operations = some.function.graph.get_operations()
-    return sum(op.type == "MatMul" for op in operations)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -120,8 +120,7 @@ def test_five_steps_of_an_optimizer(remat):
         model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=eagerly)
         # Batches of 8, 8, 8, 8 and 3 rows.
         model.fit(data(35, 5), data(35, 3), batch_size=8, shuffle=False, verbose=0)
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-5)
+    compare.assert_close(plain.variables, pipelined.variables, 1e-5, 1e-5)
 
 
 def averages(layer):
@@ -216,8 +215,7 @@ def test_each_time_step_of_a_time_distributed_layer_moves_the_averages():
     x = data(7, 4, 5)
     layers.TimeDistributed(plain)(x, training=True)
     pipelined(x, training=True)
-    for a, b in zip(averages(plain), averages(deferred), strict=True):
-        compare.close(a, b, "averages", compare.RTOL, compare.ATOL)
+    compare.assert_close(averages(plain), averages(deferred))
 
 
 @pytest.mark.parametrize("momentum", [0.9, *nightly([1.0])])
@@ -233,8 +231,7 @@ def test_outside_a_pipeline_it_is_the_layer_of_keras(momentum):
 
     received = fitted(normalization.DeferredBatchNormalization(momentum=momentum))
     expected = fitted(layers.BatchNormalization(momentum=momentum))
-    for a, b in zip(expected, received, strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(expected, received)
 
 
 def test_names_config_and_weights_are_those_of_the_plain_layer():
@@ -264,18 +261,15 @@ def test_files_of_weights_fit_the_plain_layer(tmp_path, swapped):
     source(data(8, 5), training=True)
     source.save_weights(tmp_path / "of.weights.h5")
     target.load_weights(tmp_path / "of.weights.h5")
-    for a, b in zip(compare.values(source), compare.values(target), strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(compare.values(source), compare.values(target))
 
 
 def test_a_saved_model_has_the_layer_again(tmp_path):
     _, pipelined = pair(2)
     pipelined(data(8, 5), training=True)
-    pipelined.save(tmp_path / "of.keras")
-    again = keras.saving.load_model(tmp_path / "of.keras")
+    again = compare.reloaded(pipelined, tmp_path)
     assert type(again.layers[0].layers[1]) is normalization.DeferredBatchNormalization
-    for a, b in zip(compare.values(pipelined), compare.values(again), strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(compare.values(pipelined), compare.values(again))
 
 
 def test_renormalising_is_refused():
@@ -471,5 +465,4 @@ def test_replicas_average_their_averages_as_keras_does(num_microbatches):
             num_microbatches=num_microbatches,
         ),
     )
-    for a, b in zip(expected, received, strict=True):
-        compare.close(a, b, "weights", compare.RTOL, compare.ATOL)
+    compare.assert_close(expected, received)

@@ -102,8 +102,7 @@ def assert_trains_equally(case: str, ways: str, *, epochs: int) -> None:
         model.compile(keras.optimizers.Adam(0.01), losses[case])
         model.fit(x, y, batch_size=5, epochs=epochs, shuffle=False, verbose=0)
     received = Shards(plain.weights, sharded.weights, 4).joined(sharded.get_weights())
-    for a, b in zip(plain.get_weights(), received, strict=True):
-        compare.close(a, b, "weights", 1e-10, 1e-12)
+    compare.assert_close(plain.get_weights(), received, 1e-10, 1e-12)
 
 
 def pipelined(
@@ -148,5 +147,4 @@ def assert_schedule_trains_equally(schedule: str) -> None:
         each.compile(optimizer, OutputLoss(), jit_compile=False)
         each.fit(x, x[1], batch_size=8, epochs=2, shuffle=False, verbose=0)
     received = Shards(plain.weights, model.weights, 2).joined(model.get_weights())
-    for a, b in zip(plain.get_weights(), received, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-12)
+    compare.assert_allclose(received, plain.get_weights(), rtol=1e-10, atol=1e-12)

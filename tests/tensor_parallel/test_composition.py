@@ -80,8 +80,7 @@ def test_together_they_train_as_one_device(floatx, D, P, T, kind, shares, schedu
             model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5), "mse")
         model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         models.append(model)
-    for a, b in zip(*map(full_weights, models), strict=True):
-        compare.close(a, b, "weights", 1e-8, 1e-10)
+    compare.assert_close(*map(full_weights, models), 1e-8, 1e-10)
     sliced = [len(strategy.copies(v.value)) for v in models[1].trainable_variables]
     assert (shares == "weights") == any(
         n > 1 and not hasattr(v.value, "values")

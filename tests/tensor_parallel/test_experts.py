@@ -114,8 +114,7 @@ CASES = {
 def test_outputs_losses_and_gradients(floatx, case, T):
     floatx("float64")
     plain, sharded = pair(T, **CASES[case])
-    for a, b in zip(results(plain, X), results(sharded, X), strict=True):
-        compare.close(a, b, case, 1e-10, 1e-12)
+    compare.assert_close(results(plain, X), results(sharded, X), 1e-10, 1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
@@ -151,8 +150,7 @@ def test_in_a_pipeline_with_any_microbatches(floatx, schedule):
         for each in models
     ]
     np.testing.assert_allclose(*histories, 1e-10)
-    for a, b in zip(models[0].get_weights(), full_weights(models[1]), strict=True):
-        compare.close(a, b, "weights", 1e-9, 1e-11)
+    compare.assert_close(models[0].get_weights(), full_weights(models[1]), 1e-9, 1e-11)
 
 
 def test_half_precision():
@@ -188,11 +186,9 @@ def test_a_seed_draws_the_same_weights_for_any_number_of_devices(tmp_path):
         layer = TPMixtureOfExperts(E, hidden_units=HIDDEN, num_shards=T)
         model = keras.Sequential([keras.Input((7, FEATURES)), layer])
         drawn.append(full_weights(model))
-    for a, b in zip(*drawn, strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(*drawn)
     assert np.ptp([np.std(kernel) for kernel in drawn[0][1]]) < 0.2
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = compare.reloaded(model, tmp_path)
     np.testing.assert_allclose(loaded(X), model(X), 1e-6)
 
 

@@ -161,8 +161,7 @@ def test_normalization_without_an_offset_or_a_scale_is_that_of_keras(center, sca
         own = [v.value for v in layer.trainable_variables]
         of_input, *gradients = tape.gradient(loss, [given, *own])
         found.append((y, of_input, tf.concat(gradients, 0)))
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+    compare.assert_allclose(*found[::-1], rtol=1e-5, atol=1e-5)
 
 
 def test_padding_is_neither_read_nor_trained():

@@ -33,8 +33,7 @@ def test_weights_load_with_any_number_of_shards(tmp_path, case, before, after):
     compare.fresh_names()
     model = CASES[case].make(after)
     model.load_weights(path)
-    for a, b in zip(plain.get_weights(), full_weights(model), strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(plain.get_weights(), full_weights(model))
 
 
 def test_an_mlp_loads_with_any_number_of_shards(tmp_path):
@@ -44,8 +43,7 @@ def test_an_mlp_loads_with_any_number_of_shards(tmp_path):
     compare.fresh_names()
     model = CASES["mlp"].make(1)
     model.load_weights(path)
-    for a, b in zip(plain.get_weights(), full_weights(model), strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(plain.get_weights(), full_weights(model))
 
 
 @pytest.mark.parametrize("case", [*CASES_IN_FILES, "mlp"])
@@ -59,8 +57,7 @@ def test_a_model_file_makes_the_model_again(tmp_path, case):
         assert a.get_config() == b.get_config()
     x = CASES[case].data(3)
     a, b = (keras.tree.flatten(model(x)) for model in (sharded, loaded))
-    for expected, received in zip(a, b, strict=True):
-        np.testing.assert_array_equal(received, expected)
+    compare.assert_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +101,10 @@ def test_a_checkpoint_restores_weights_and_slots(tmp_path):
     again.optimizer.build(again.trainable_variables)
     restored = tf.train.Checkpoint(model=again, optimizer=again.optimizer).read(path)
     restored.assert_existing_objects_matched()
-    for a, b in zip(
+    compare.assert_equal(
         [*model.variables, *model.optimizer.variables],
         [*again.variables, *again.optimizer.variables],
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    )
 
 
 def test_weights_of_plain_layers_can_be_set_and_taken():
@@ -118,8 +113,7 @@ def test_weights_of_plain_layers_can_be_set_and_taken():
     layer = TPDense(6, num_shards=3)
     layer.build((None, 4))
     set_full_weights(layer, dense.get_weights())
-    for a, b in zip(dense.get_weights(), full_weights(layer), strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(dense.get_weights(), full_weights(layer))
     with pytest.raises(ValueError, match=r"has 2 full weights\. Received 1\."):
         set_full_weights(layer, dense.get_weights()[:1])
     with pytest.raises(ValueError, match=r"'kernel' .* full shape \(4, 6\)\. Received"):

@@ -127,8 +127,7 @@ def test_a_keras_mask_is_used_and_passed_on(floatx):
         model = keras.Model(inputs, [y, keras.layers.GlobalAveragePooling1D()(y)])
         model.layers[1].set_weights([X[0, :6]])
         outputs.append(model(tokens))
-    for a, b in zip(*outputs, strict=True):
-        compare.close(a, b, "output", 1e-10, 1e-12)
+    compare.assert_close(*outputs, 1e-10, 1e-12)
 
 
 @pytest.mark.parametrize("masks", ["none", "causal", "pairs"])
@@ -200,10 +199,8 @@ def test_weights_in_files_are_those_of_keras(tmp_path, few):
         for layer in pair(2, few=few)
     ]
     expected = models[0].get_weights()
-    models[1].save(tmp_path / "parts.keras")
-    loaded = keras.saving.load_model(tmp_path / "parts.keras")
-    for a, b in zip(expected, loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    loaded = compare.reloaded(models[1], tmp_path)
+    compare.assert_equal(expected, loaded.get_weights())
     assert loaded.layers[-1].exchange == "ring"
     names = [[w.path.split("/", 1)[1] for w in m.layers[-1].weights] for m in models]
     assert names[0] == names[1]
@@ -230,8 +227,7 @@ def test_in_a_pipeline(floatx):
     y = RNG.normal(size=(3, L, 2))
     for each in models:
         each.fit(X, y, batch_size=3, epochs=3, shuffle=False, verbose=0)
-    for a, b in zip(*(m.get_weights() for m in models), strict=True):
-        compare.close(a, b, "weights", 1e-9, 1e-11)
+    compare.assert_close(*(m.get_weights() for m in models), 1e-9, 1e-11)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from tfgpipe_trainer.errors import CheckpointError
 from tfgpipe_trainer.hyperparams import HyperparameterError
 
 layers = keras.layers
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def _values(model: keras.Model) -> dict[str, np.ndarray]:

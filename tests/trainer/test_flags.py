@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.subprocesses import python
 from tfgpipe_trainer.errors import UsageError
 from tfgpipe_trainer.flags import parse
 from tfgpipe_trainer.main import main
@@ -110,12 +108,6 @@ def test_hosts_that_python_cannot_parse_for_their_depth_are_refused(
 
 
 def test_another_backend_of_keras_is_refused_in_a_sentence() -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "trainer"],
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = python("-m", "trainer", KERAS_BACKEND="jax")
     assert found.returncode == 1
     assert found.stderr.startswith("tfgpipe needs Keras to run on TensorFlow, but")

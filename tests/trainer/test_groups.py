@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.helpers import compare
 from tfgpipe_params import template
 from tfgpipe_trainer import devices
 from tfgpipe_trainer.checkpoint import variable_names
@@ -82,8 +83,7 @@ def test_a_group_is_updated_as_by_an_optimizer_of_its_own(
             others, gradients, plain.trainable_variables, strict=True
         ):
             each.apply([g], [v])
-    for ours, theirs in zip(model.weights, plain.weights, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-6, atol=1e-7)
+    compare.assert_allclose(model.weights, plain.weights, rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("shared", ["none", "weights"])
@@ -107,8 +107,7 @@ def test_a_pipeline_of_replicas_has_them_as_one_device_has(shared: str) -> None:
         for _ in range(3):
             model.train_on_batch(x, y)
         trained.append([np.array(v) for v in model.unpipelined().weights])
-    for one, other in zip(*trained, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+    compare.assert_allclose(*trained, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(

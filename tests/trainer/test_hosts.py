@@ -25,8 +25,6 @@ from tfgpipe_trainer.hosts import Hosts
 from tfgpipe_trainer.hyperparams import HyperparameterError
 from tfgpipe_trainer.main import main
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch):

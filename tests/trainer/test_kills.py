@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers import runs
+from tests.helpers import mixed, runs
+from tests.helpers.subprocesses import python
 from tests.trainer import kills
 
 
@@ -27,16 +25,10 @@ def _images(folder: Path) -> list[str]:
     random = np.random.default_rng(0)
     x = random.integers(0, 256, [60, 8, 8], np.uint8)
     np.savez(folder / "images.npz", x=x, y=np.arange(60) % 4)
-    flags = [each for each in runs.flags() if "--set=model." not in each]
     return [
-        *("--params=image.Digits", *flags[1:]),
+        *("--params=image.Digits", *runs.small_flags()),
         *(f"--set=data.files={folder / 'images.npz'}", "--set=augmentation.shift=1"),
     ]
-
-
-def _mixture(folder: Path) -> list[str]:
-    flags = [each for each in runs.flags() if "--set=model." not in each]
-    return ["--params=tests.trainer.test_records.Mixed", "--set=width=8", *flags[1:]]
 
 
 TASKS: dict[str, Callable[[Path], list[str]]] = {
@@ -47,7 +39,9 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
         "--set=data.documents=packed",
     ],
     "images": _images,
-    "mixture": _mixture,
+    "mixture": lambda _: [
+        *(f"--params={mixed.__name__}.Mixed", "--set=width=8", *runs.small_flags())
+    ],
 }
 
 
@@ -90,13 +84,7 @@ if __name__ == "__main__":
 def test_processes_that_read_ahead_end_with_the_trainer(tmp_path: Path) -> None:
     program = tmp_path / "reader.py"
     program.write_text(READER)
-    run = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    run = python(str(program))
     assert run.returncode == -signal.SIGKILL
     workers = [int(pid) for pid in run.stdout.split()]
     assert len(workers) == 2

@@ -8,8 +8,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 
 import tfgpipe
 from tests.helpers import fake_tpu, runs
+from tests.helpers.subprocesses import python
 from tfgpipe_trainer import devices
 from tfgpipe_trainer.commands import machine_checks
 from tfgpipe_trainer.config import Pipelining
@@ -33,7 +32,6 @@ from tfgpipe_trainer.main import main
 from tfgpipe_trainer.progress import Measurement, Progress
 from tfgpipe_trainer.writers import Metrics, read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE = "stage  device  layers"
 
 # The command line.
@@ -136,15 +134,8 @@ def test_wrong_hyperparameters_have_a_status_of_their_own(
 
 def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
     # In an interpreter of its own, as TensorFlow says most while it is imported.
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    run = subprocess.run(
-        [sys.executable, "-m", "trainer", "--params=lm.Tiny", "--mode=inspect"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ("-m", "trainer", "--params=lm.Tiny", "--mode=inspect")
+    run = python(*command, without=["TF_CPP_MIN_LOG_LEVEL"])
     # Progress is told of what takes some seconds, as on a busy machine.
     told = [x for x in run.stderr.splitlines() if not x.startswith("tfgpipe: trac")]
     assert (run.returncode, told) == (0, [])

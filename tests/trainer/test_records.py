@@ -16,8 +16,7 @@ import pytest
 import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from tests.helpers import image_files, runs
-from tfgpipe_params import template
+from tests.helpers import image_files, mixed, runs
 from tfgpipe_params.image.images import ClassificationData
 from tfgpipe_params.lm import text_files
 from tfgpipe_params.lm.corpus import Corpus
@@ -203,18 +202,9 @@ def test_a_mixture_needs_a_positive_weight_for_each(weights: list[float]) -> Non
         Mixture([np.ones([3, 1]), np.ones([3, 1])], weights)
 
 
-class Mixed(template.Mine):
-    """The template with two sources."""
-
-    def examples(self, split: Any) -> Mixture:
-        """Returns three of one to one of the other."""
-        x, y = super().examples(split)
-        return Mixture([(x[:100], y[:100]), (x[100:], y[100:])], weights=[3, 1])
-
-
 def test_a_run_on_a_mixture_goes_on_exactly(tmp_path: Path) -> None:
     flags = [
-        *(f"--params={__name__}.Mixed", "--set=training.log_every=1"),
+        *(f"--params={mixed.__name__}.Mixed", "--set=training.log_every=1"),
         *("--set=checkpoint.every_steps=2", "--set=width=8"),
     ]
     steps = "--set=training.num_steps"
@@ -225,4 +215,4 @@ def test_a_run_on_a_mixture_goes_on_exactly(tmp_path: Path) -> None:
         more = [f"{steps}={number}", "--allow_changes", f"--logdir={tmp_path / 'b'}"]
         assert main(["trainer", *flags, *more]) == 0
     assert runs.losses(tmp_path / "a") == runs.losses(tmp_path / "b")
-    assert len(as_examples(Mixed().examples("validation"))) == 10_000
+    assert len(as_examples(mixed.Mixed().examples("validation"))) == 10_000

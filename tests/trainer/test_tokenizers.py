@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import tokenizer_files
+from tests.helpers.subprocesses import ROOT
 from tfgpipe_params.lm import tokenizer_training, tokenizers
 from tfgpipe_params.lm.tokenizers import FileTokenizer
 from tfgpipe_trainer.hyperparams import HyperparameterError
@@ -202,7 +203,7 @@ def test_a_missing_package_is_named_as_setup_py_has_it(
         f"data.tokenizer: expected the package {package}, which 'words{suffix}' needs; "
         f"it is not installed. Try: pip install '{requirement}'"
     )
-    setup = Path(__file__).resolve().parents[2] / "setup.py"
+    setup = ROOT / "setup.py"
     assert setup.read_text("utf-8").count(f'"{requirement}"') == 2
 
 

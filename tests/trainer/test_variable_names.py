@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tfgpipe
+from tests.helpers import compare
 from tfgpipe_trainer import optimizers
 from tfgpipe_trainer.checkpoint import variable_names
 
@@ -124,10 +125,7 @@ def test_a_guarded_optimizer_is_the_optimizer_on_finite_gradients(rule: str) -> 
         optimizer.build(own)
         for scale in (1.0, -0.5):
             optimizer.apply([scale * keras.ops.array(gradient), None], own)
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_array_equal(
-            keras.ops.convert_to_numpy(a), keras.ops.convert_to_numpy(b)
-        )
+    compare.assert_equal(*weights)
 
 
 def test_a_guarded_optimizer_leaves_out_what_is_not_finite() -> None:
@@ -138,7 +136,6 @@ def test_a_guarded_optimizer_leaves_out_what_is_not_finite() -> None:
     before = [keras.ops.convert_to_numpy(v) for v in (*own, *optimizer.variables[:-2])]
     optimizer.apply([keras.ops.array([1.0, np.inf]), keras.ops.ones(1)])
     after = [keras.ops.convert_to_numpy(v) for v in (*own, *optimizer.variables[:-2])]
-    for a, b in zip(before, after, strict=True):
-        np.testing.assert_array_equal(a, b)
+    compare.assert_equal(before, after)
     assert int(optimizer.num_skipped) == 1
     assert keras.ops.convert_to_numpy(optimizer.was_finite).tolist() == [False, True]

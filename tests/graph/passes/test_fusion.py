@@ -52,8 +52,7 @@ class Fused:
         plain, fused = (
             joints.run(joint, *arrays) for joint in (self.plain, self.fused)
         )
-        for a, b in zip(plain, fused, strict=True):
-            np.testing.assert_allclose(b, a, rtol=rtol, atol=atol)
+        compare.assert_allclose(fused, plain, rtol=rtol, atol=atol)
 
 
 def spec(*shape, dtype=tf.float32):
