@@ -34,7 +34,6 @@ from benchmarks.accelerator_check.devices import Machine
 from benchmarks.accelerator_check.difference import TOLERANCES
 from benchmarks.accelerator_check.run_exported import Array, Function
 from benchmarks.workloads import EncoderBlock
-from tests.helpers.identity import modelled
 from tfgpipe._compat import functions
 from tfgpipe.accelerators import PLATFORMS, step_functions
 from tfgpipe.planner import Device
@@ -131,7 +130,7 @@ def _small(
     stack = identity.STACKS[name]
     keras.utils.set_random_seed(0)
     model: Any = tfgpipe.pipeline(
-        modelled(stack.make(keras.layers.Dense), stack),
+        stack.model(stack.make(keras.layers.Dense)),
         num_stages=len(machine.devices),
         num_microbatches=identity.M,
         schedule=schedule,

@@ -18,7 +18,9 @@ from benchmarks.accelerator_check.devices import Machine
 from benchmarks.accelerator_check.difference import TOLERANCES, difference
 from benchmarks.accelerator_check.models import need
 from benchmarks.accelerator_check.report import Recorder
-from tests.helpers import compare, identity, pairwise, train_steps, zoo
+from tests.helpers import compare, pairwise, train_steps, zoo
+from tests.helpers.identity_cases import devices_of
+from tests.helpers.identity_models import Dense, Stack
 from tests.helpers.reference import InMicrobatches
 from tfgpipe import quantization, schedules
 
@@ -31,11 +33,11 @@ LEARNING_RATE = 0.5
 # -- the models -----------------------------------------------------------------------
 
 
-def _mlp(dense: identity.Dense) -> list[keras.layers.Layer]:
+def _mlp(dense: Dense) -> list[keras.layers.Layer]:
     return [*(dense(16, activation="tanh") for _ in range(5)), dense(3)]
 
 
-def _cnn(dense: identity.Dense) -> list[keras.layers.Layer]:
+def _cnn(dense: Dense) -> list[keras.layers.Layer]:
     stack: list[Any] = []
     for filters in (8, 8):
         # A bias before a normalization would have nothing but rounding as its gradient.
@@ -48,7 +50,7 @@ def _cnn(dense: identity.Dense) -> list[keras.layers.Layer]:
     return [*stack, layers.Flatten(), dense(3)]
 
 
-def _transformer(dense: identity.Dense) -> keras.Model:
+def _transformer(dense: Dense) -> keras.Model:
     inputs = keras.Input((12,), dtype="int32")
     x = layers.Embedding(zoo.IDS, 16, mask_zero=True)(inputs)
     for seed in (1, 3):
@@ -61,15 +63,15 @@ def _transformer(dense: identity.Dense) -> keras.Model:
     return keras.Model(inputs, dense(zoo.IDS)(x))
 
 
-def _quantized(dense: identity.Dense) -> list[keras.layers.Layer]:
+def _quantized(dense: Dense) -> list[keras.layers.Layer]:
     return list(quantization.apply(_mlp(dense), range_update="per_step"))
 
 
 STACKS = {
-    "MLP": identity.Stack(_mlp, (8,)),
-    "CNN with batch normalization": identity.Stack(_cnn, (8, 8, 3), rowwise=False),
-    "causal transformer": identity.Stack(_transformer, (12,), ids=True, rowwise=False),
-    "quantized MLP": identity.Stack(_quantized, (8,)),
+    "MLP": Stack(_mlp, (8,)),
+    "CNN with batch normalization": Stack(_cnn, (8, 8, 3), rowwise=False),
+    "causal transformer": Stack(_transformer, (12,), ids=True, rowwise=False),
+    "quantized MLP": Stack(_quantized, (8,)),
 }
 FACTORS = {
     "stack": tuple(STACKS),
@@ -153,15 +155,15 @@ def _differences(
     made, num_stages = STACKS[stack], len(machine.devices)
     if schedules.find(schedule).deals_stages:
         num_stages -= num_stages % 2
-    num_devices = identity.devices_of(schedule, num_stages)
+    num_devices = devices_of(schedule, num_stages)
     keras.config.set_dtype_policy(dtype)
     try:
         keras.utils.set_random_seed(0)
         compare.fresh_names()
-        plain = identity.modelled(made.make(layers.Dense), made)
+        plain = made.model(made.make(layers.Dense))
         compare.fresh_names()
         pipelined = tfgpipe.pipeline(
-            identity.modelled(made.make(layers.Dense), made),
+            made.model(made.make(layers.Dense)),
             num_stages=num_stages,
             num_microbatches=M,
             schedule=schedule,

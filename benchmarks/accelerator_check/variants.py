@@ -16,7 +16,7 @@ from benchmarks.accelerator_check import models
 from benchmarks.accelerator_check.devices import Machine
 from benchmarks.accelerator_check.difference import TOLERANCES, difference
 from benchmarks.accelerator_check.report import Recorder
-from tests.helpers import compare, identity, train_steps, zoo
+from tests.helpers import compare, identity_models, train_steps, zoo
 
 M = 4
 
@@ -53,7 +53,7 @@ def _of_replicas(machine: Machine, *, all_reduce: Any) -> dict[str, float]:
     for scope in (contextlib.nullcontext(), strategy.scope()):
         compare.fresh_names()
         with scope:
-            stack = identity.STACKS["dense"].make(keras.layers.Dense)
+            stack = identity_models.STACKS["dense"].make(keras.layers.Dense)
             model: Any = keras.Sequential(stack)
             if found:
                 model = tfgpipe.PipelinedModel(

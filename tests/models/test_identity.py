@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import identity, zoo
+from tests.helpers import zoo
+from tests.helpers.identity import assert_case
+from tests.helpers.identity_cases import FACTORS, cases
 
 
-@pytest.mark.parametrize("case", identity.cases(identity.FACTORS), ids=zoo.title)
+@pytest.mark.parametrize("case", cases(FACTORS), ids=zoo.title)
 def test_every_pair_of_choices_trains_as_the_plain_model(case, floatx):
     floatx(case["dtype"])
-    identity.assert_case(**case)
+    assert_case(**case)

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import identity, zoo
+from tests.helpers import zoo
+from tests.helpers.identity import assert_case
+from tests.helpers.identity_cases import ALL_FACTORS, OTHER_SCHEDULES, cases
 
 pytestmark = pytest.mark.nightly
 
-TRIPLES = identity.cases(identity.ALL_FACTORS, strength=3)
-PAIRS = identity.cases(identity.OTHER_SCHEDULES)
+TRIPLES = cases(ALL_FACTORS, strength=3)
+PAIRS = cases(OTHER_SCHEDULES)
 
 
 @pytest.mark.parametrize("case", TRIPLES, ids=zoo.title)
 def test_every_triple_of_choices_trains_as_the_plain_model(case, floatx):
     floatx(case["dtype"])
-    identity.assert_case(**case)
+    assert_case(**case)
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=zoo.title)
 def test_every_schedule_with_every_choice_trains_as_the_plain_model(case, floatx):
     floatx(case["dtype"])
-    identity.assert_case(**case)
+    assert_case(**case)

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.identity import STACKS, assert_same_step
+from tests.helpers.identity import assert_same_step
+from tests.helpers.identity_models import STACKS
 from tfgpipe import schedules
 from tfgpipe._compat import executed
 from tfgpipe.schedules import Offload

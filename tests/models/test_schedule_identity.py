@@ -7,7 +7,8 @@ import functools
 
 import pytest
 
-from tests.helpers.identity import STACKS, assert_same_step, masked
+from tests.helpers.identity import assert_same_step
+from tests.helpers.identity_models import STACKS, masked
 from tests.helpers.some_schedules import order
 from tfgpipe import schedules
 from tfgpipe.schedules.schedule import Schedule

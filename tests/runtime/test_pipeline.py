@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers.identity import STACKS
+from tests.helpers.identity_models import STACKS
 from tests.helpers.layer_stacks import REMAT_MODES
 from tests.helpers.recording_layer import LOG, Logs
 from tfgpipe import schedules
