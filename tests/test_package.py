@@ -230,9 +230,7 @@ def test_no_module_loads_tfmot(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_the_planner_runs_from_the_wheel(tmp_path: Path) -> None:
-    wheel, _ = _built(tmp_path)
-    unpacked = tmp_path / "unpacked"
-    zipfile.ZipFile(wheel).extractall(unpacked)
+    unpacked = _unpacked(tmp_path)
     (unpacked / "models.py").write_text(
         "import keras\n"
         "def dense():\n"
@@ -263,6 +261,13 @@ def _printed_from(code: str, *, cwd: Path, path: Path) -> str:
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
+
+
+def _unpacked(tmp_path: Path) -> Path:
+    """Returns a folder with what a wheel installs."""
+    wheel, _ = _built(tmp_path)
+    zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
+    return tmp_path / "unpacked"
 
 
 def _built(tmp_path: Path) -> tuple[Path, Path]:
@@ -314,9 +319,7 @@ def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_the_trainer_runs_from_the_wheel(tmp_path: Path) -> None:
     """A class of one's own in a folder of one's own, beside others' `trainer`."""
-    wheel, _ = _built(tmp_path)
-    unpacked = tmp_path / "unpacked"
-    zipfile.ZipFile(wheel).extractall(unpacked)
+    unpacked = _unpacked(tmp_path)
     folder = tmp_path / "mine"
     for other in ("trainer", "params"):
         (folder / other).mkdir(parents=True)

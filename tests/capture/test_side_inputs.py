@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, zoo
-from tests.helpers.plain_pairs import Chain, assert_fits_the_same, assert_same_step
+from tests.helpers.plain_pairs import Chain, assert_fits_the_same
 from tests.helpers.zoo import floats
 
 layers = keras.layers
@@ -98,7 +98,7 @@ def test_side_inputs_may_be_left_out_later():
     plain, pipelined = side_pair(make, x, sides, num_stages=3, num_microbatches=2)
     for names in (["lengths"], ["scale"], []):
         some = {name: sides[name] for name in names}
-        assert_same_step(plain, pipelined, x, side_inputs=some)
+        compare.assert_runs_the_same(plain, pipelined, x, side_inputs=some)
         nones = {name: sides[name] if name in names else None for name in sides}
         np.testing.assert_array_equal(pipelined(x, **nones), pipelined(x, **some))
 
@@ -129,7 +129,7 @@ def test_side_inputs_through_a_functional_model_around_the_layer():
     compare.copy_state(plain, pipelined)
     sides = zoo.side_inputs(10, 5)
     data = [floats(10, 5, 4), sides["lengths"], sides["scale"]]
-    assert_same_step(plain, pipelined, data)
+    compare.assert_runs_the_same(plain, pipelined, data)
     assert_fits_the_same(
         plain, pipelined, data, floats(10, 5, 3), lambda: {"loss": "mse"}
     )

@@ -162,8 +162,7 @@ def test_a_loop_around_shards_is_on_one_device(floatx):
         make, (WIDTH,), "float64", num_stages=1, num_microbatches=2
     )
     x = data(4)
-    expected, received = compare.run(plain, x, graph=False), compare.run(pipelined, x)
-    compare.assert_same(expected, received, rtol=1e-12, atol=1e-13)
+    compare.assert_runs_the_same(plain, pipelined, x, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.usefixtures("mixed_precision")
@@ -191,8 +190,7 @@ def test_a_layer_in_shards_that_is_used_twice(floatx):
         make, (WIDTH,), "float64", partition=[2, 2], num_microbatches=2
     )
     x = data(4)
-    expected, received = compare.run(plain, x, graph=False), compare.run(pipelined, x)
-    compare.assert_same(expected, received, rtol=1e-12, atol=1e-13)
+    compare.assert_runs_the_same(plain, pipelined, x, rtol=1e-12, atol=1e-13)
 
 
 def test_masks_are_found_on_one_device():

@@ -160,9 +160,7 @@ def test_half_precision(shares):
     def bare():
         return [layers.Dense(8, activation="tanh"), layers.Dense(3)]
 
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=2, num_replicas=2, shard_replicas=shares
-    )
+    strategy = strategy_of(shard_replicas=shares)
 
     def sgd():
         return keras.optimizers.SGD(0.1, momentum=0.9)

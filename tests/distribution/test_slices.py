@@ -12,7 +12,14 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.replicas import X, Y, assert_trains_the_same, loaded_whole, made
+from tests.helpers.replicas import (
+    X,
+    Y,
+    assert_trains_the_same,
+    loaded_whole,
+    made,
+    strategy_of,
+)
 
 layers = keras.layers
 # Two replicas of four stages, two on each device.
@@ -27,12 +34,6 @@ def stack():
         layers.Dense(SLICED, activation="tanh"),
         layers.Dense(3),
     ]
-
-
-def strategy_of(num_replicas=2, shares="weights", **arguments):
-    return tfgpipe.PipelineStrategy(
-        num_stages=2, num_replicas=num_replicas, shard_replicas=shares, **arguments
-    )
 
 
 def in_slices(model):
@@ -81,9 +82,7 @@ def test_slices_of_unequal_lengths(floatx):
 @pytest.mark.parametrize("name", ["looped_bfs+gather", "interleaved_zb+gather"])
 def test_weights_gathered_for_some_passes_at_a_time(floatx, name):
     floatx("float64")
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=4, num_replicas=2, devices=TWO_EACH, shard_replicas="weights"
-    )
+    strategy = strategy_of(num_stages=4, devices=TWO_EACH)
     model = made(make=stack, strategy=strategy, schedule=name, num_microbatches=4)
     assert_trains_the_same(made(make=stack), model)
 
@@ -100,9 +99,7 @@ def bytes_by_device(model):
 
 @pytest.mark.parametrize("d", [2, 4])
 def test_a_device_holds_its_part_of_weights_and_slots(d):
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=1, num_replicas=d, shard_replicas="weights"
-    )
+    strategy = strategy_of(d, num_stages=1)
     model = made(make=stack, strategy=strategy, compiled={"loss": "mse"})
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
@@ -200,9 +197,7 @@ def test_a_saved_model_is_not_made_of_slices(tmp_path):
 @pytest.mark.usefixtures("mixed_precision")
 def test_half_precision():
     """Casts of weights are made anew of what is gathered."""
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=4, num_replicas=2, devices=TWO_EACH, shard_replicas="weights"
-    )
+    strategy = strategy_of(num_stages=4, devices=TWO_EACH)
 
     def sgd():
         return keras.optimizers.SGD(0.1, momentum=0.9)
@@ -242,9 +237,7 @@ def test_a_table_that_stages_share(floatx):
             found.compile(keras.optimizers.Adam(0.01), loss)
         return found
 
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=4, num_replicas=2, devices=TWO_EACH, shard_replicas="weights"
-    )
+    strategy = strategy_of(num_stages=4, devices=TWO_EACH)
     received = model(strategy)
     assert len(in_slices(received)) == 1
     rng = np.random.default_rng(0)

@@ -16,6 +16,7 @@ from tests.helpers.replicas import (
     loaded_whole,
     made,
     short_stack,
+    strategy_of,
 )
 
 layers = keras.layers
@@ -53,9 +54,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(("optimizer", "shares"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizers_work_on_what_all_replicas_sum_up_to(floatx, optimizer, shares):
     floatx("float64")
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=2, num_replicas=2, shard_replicas=shares
-    )
+    strategy = strategy_of(shares=shares)
     replicated = made(optimizer, short_stack, strategy=strategy)
     plain = made(optimizer, short_stack)
     assert_trains_the_same(plain, replicated, measures=False)
@@ -83,9 +82,7 @@ def test_replicas_share_out_what_they_need_not_have_twice(shares):
     def square():
         return [layers.Dense(6, use_bias=False) for _ in range(4)]
 
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=2, num_replicas=2, shard_replicas=shares
-    )
+    strategy = strategy_of(shares=shares)
     model = made(make=square, strategy=strategy, compiled={"loss": "mse"})
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
@@ -98,18 +95,14 @@ def test_replicas_share_out_what_they_need_not_have_twice(shares):
 
 @pytest.mark.parametrize("shares", ["slots", "weights"])
 def test_what_is_shared_out_is_saved_and_loaded_whole(tmp_path, shares):
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=2, num_replicas=2, shard_replicas=shares
-    )
+    strategy = strategy_of(shares=shares)
     model = made(make=short_stack, strategy=strategy, num_microbatches=3)
     model.fit(X, Y, batch_size=8, verbose=0)
     loaded_whole(model, short_stack, strategy, tmp_path)
 
 
 def test_a_cut_that_moves_takes_along_what_is_shared_out():
-    strategy = tfgpipe.PipelineStrategy(
-        num_stages=2, num_replicas=2, shard_replicas="weights"
-    )
+    strategy = strategy_of()
     recut, left = (made(strategy=strategy, partition=[1, 3]) for _ in range(2))
     for model in (recut, left):
         model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)

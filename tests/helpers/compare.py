@@ -235,6 +235,33 @@ def assert_same(
         close(a, b, name, rtol, atol)
 
 
+def assert_runs_the_same(
+    plain: Any,
+    other: Any,
+    x: Any,
+    *,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    graph: bool = True,
+    **arguments: Any,
+) -> tuple[Run, Run]:
+    """Runs a step of a plain model, out of a graph, and one of another; compares both.
+
+    Args:
+        plain: The plain model.
+        other: Its pipeline, for one.
+        x: Their inputs.
+        rtol: What may differ, relative.
+        atol: What may differ, absolute.
+        graph: Whether the other's step is a `tf.function`.
+        **arguments: Other arguments of `run`.
+    """
+    expected = run(plain, x, graph=False, **arguments)
+    received = run(other, x, graph=graph, **arguments)
+    assert_same(expected, received, rtol=rtol, atol=atol)
+    return expected, received
+
+
 def close(
     expected: np.ndarray, received: np.ndarray, what: str, rtol: float, atol: float
 ) -> None:

@@ -8,12 +8,6 @@ import numpy as np
 from tests.helpers import compare
 
 
-def assert_same_step(plain, pipelined, x, **arguments):
-    """Compares a step of the pipeline in a graph with a plain one out of it."""
-    expected = compare.run(plain, x, graph=False, **arguments)
-    compare.assert_same(expected, compare.run(pipelined, x, **arguments))
-
-
 def assert_fits_the_same(plain, pipelined, x, y, compile_arguments, **fit_arguments):
     """The last batch is a smaller one."""
     histories = []

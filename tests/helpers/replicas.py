@@ -55,6 +55,11 @@ def made(optimizer=adam, make=stack, strategy=None, compiled=None, **arguments):
     return model
 
 
+def strategy_of(num_replicas=2, shares="weights", num_stages=2, **arguments):
+    sizes = {"num_stages": num_stages, "num_replicas": num_replicas}
+    return tfgpipe.PipelineStrategy(shard_replicas=shares, **sizes, **arguments)
+
+
 def loaded_whole(model, make, strategy, folder):
     """Compares a saved model with what one pipeline, and replicas, load of it.
 

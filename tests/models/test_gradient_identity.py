@@ -27,10 +27,7 @@ def test_inference_is_the_plain_models_and_differentiable(name, remat):
         remat=remat,
     )
     x = chosen.data(8)
-    compare.assert_same(
-        compare.run(plain, x, training=False, graph=False),
-        compare.run(pipelined, x, training=False),
-    )
+    compare.assert_runs_the_same(plain, pipelined, x, training=False)
 
 
 @pytest.mark.parametrize("remat", ["layer", "none"])
@@ -46,7 +43,7 @@ def test_xla_compiled_stages_give_the_same(remat):
         jit_compile=True,
     )
     x = chosen.data(8)
-    compare.assert_same(compare.run(plain, x, graph=False), compare.run(pipelined, x))
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 @pytest.mark.parametrize("remat", REMAT_MODES)
@@ -70,7 +67,7 @@ def test_layers_that_share_weights_across_stages(remat):
     arguments = {"num_stages": 3, "num_microbatches": 2, "remat": remat}
     plain, pipelined = compare.pair(make, (5,), "float32", **arguments)
     x = STACKS["dense"].data(6)
-    compare.assert_same(compare.run(plain, x, graph=False), compare.run(pipelined, x))
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 @pytest.mark.parametrize(("remat", "rows"), [("layer", 2), ("except_last", 5)])
@@ -86,10 +83,7 @@ def test_lengths_unknown_until_run_time(remat, rows):
     plain, pipelined = compare.pair(make, (None, 3), "float32", **arguments)
     specs = [tf.TensorSpec([None, None, 3])]
     x = np.random.default_rng(0).standard_normal((rows, 7, 3), dtype=np.float32)
-    compare.assert_same(
-        compare.run(plain, x, specs=specs, graph=False),
-        compare.run(pipelined, x, specs=specs),
-    )
+    compare.assert_runs_the_same(plain, pipelined, x, specs=specs)
 
 
 @pytest.mark.parametrize("wrapper", ["float32", "float64"])
@@ -100,12 +94,7 @@ def test_double_precision_layers_stay_double(wrapper):
     arguments = {"num_stages": 3, "num_microbatches": 2, "dtype": wrapper}
     plain, pipelined = compare.pair(make, (5,), "float64", **arguments)
     x = np.random.default_rng(0).standard_normal((6, 5))
-    compare.assert_same(
-        compare.run(plain, x, graph=False),
-        compare.run(pipelined, x),
-        rtol=1e-13,
-        atol=1e-14,
-    )
+    compare.assert_runs_the_same(plain, pipelined, x, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("units", [3, 64])  # Kernels of 64 are summed at the end.

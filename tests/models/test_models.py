@@ -20,7 +20,6 @@ from tests.helpers.plain_pairs import (
     Chain,
     assert_fits_the_same,
     assert_same_numbers,
-    assert_same_step,
 )
 from tests.helpers.reference import OneAfterAnother
 from tests.helpers.zoo import ZOO, floats, ids, padded_ids
@@ -42,11 +41,7 @@ def test_inference_is_the_plain_models_at_any_number_of_microbatches(name, float
             variable.assign(variable + 0.5)
     compare.copy_state(plain, pipelined)
     x = ZOO[name].data(5)
-    compare.assert_same(
-        compare.run(plain, x, training=False, graph=False),
-        compare.run(pipelined, x, training=False),
-        **DOUBLE,
-    )
+    compare.assert_runs_the_same(plain, pipelined, x, training=False, **DOUBLE)
 
 
 DOUBLE = dict(zip(("rtol", "atol"), compare.TOLERANCES["float64"], strict=True))
@@ -161,7 +156,7 @@ def test_a_mask_that_attention_takes_off_is_off_for_all(balance):
 
     plain, pipelined = compare.model_pair(make, balance=balance, num_microbatches=2)
     x = padded_ids(5, 5)
-    assert_same_step(plain, pipelined, x)
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 def test_masks_go_from_the_stage_that_makes_them_to_those_that_read_them():
@@ -223,7 +218,7 @@ def test_a_skip_under_every_balance(balance, remat):
         skip_from_layer_one_to_three, num_microbatches=2, balance=balance, remat=remat
     )
     x = floats(5, 5)
-    assert_same_step(plain, pipelined, x)
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 def test_a_skip_goes_straight_from_its_maker_to_its_readers():
@@ -297,8 +292,7 @@ def test_the_gradient_of_each_use_is_in_the_sum():
         zoo.tied_reversible, num_stages=3, num_microbatches=2
     )
     x = np.ones((4, 5), np.int32)
-    received = compare.run(pipelined, x)
-    compare.assert_same(compare.run(plain, x, graph=False), received)
+    _, received = compare.assert_runs_the_same(plain, pipelined, x)
     (grad,) = (g for name, g in received.weight_grads.items() if "tied" in name)
     assert np.all(np.any(grad != 0.0, axis=1))
 
@@ -308,7 +302,7 @@ def tied_unseen(make, num_stages):
         make, num_stages=num_stages, num_microbatches=2
     )
     x = ids(6, 5)
-    assert_same_step(plain, pipelined, x)
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])
@@ -344,7 +338,7 @@ def test_a_layer_twice_in_a_list(frozen, remat):
     pipelined.build((None, 4))
     compare.copy_state(plain, pipelined)
     x = floats(5, 4)
-    assert_same_step(plain, pipelined, x)
+    compare.assert_runs_the_same(plain, pipelined, x)
     assert pipelined.layers[0] is pipelined.layers[2]
     assert stack[0] is stack[2]
 
@@ -394,7 +388,7 @@ def test_an_optional_input_there_and_not_there_in_turn():
     )
     for name in ("optional", "optional_none", "optional"):
         x = ZOO[name].data(5)
-        assert_same_step(plain, pipelined, x)
+        compare.assert_runs_the_same(plain, pipelined, x)
 
 
 def test_an_optional_input_of_a_list_of_layers():
@@ -586,4 +580,4 @@ def test_a_dropout_used_twice_is_kept_in_one_stage():
     )
     x = floats(5, 4)
     one_by_one = OneAfterAnother(plain, 2)
-    assert_same_step(one_by_one, pipelined, x)
+    compare.assert_runs_the_same(one_by_one, pipelined, x)

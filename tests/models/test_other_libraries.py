@@ -388,7 +388,7 @@ def test_gradients_that_layers_define_are_taken(remat):
         make, (4,), "float32", num_stages=2, num_microbatches=1, remat=remat
     )
     x = floats(6, 4)
-    compare.assert_same(compare.run(plain, x, graph=False), compare.run(pipelined, x))
+    compare.assert_runs_the_same(plain, pipelined, x)
 
     layer = tfgpipe.PipelinedLayer(
         [Defined(), Defined()], num_stages=2, num_microbatches=3, remat=remat
@@ -507,10 +507,7 @@ def test_training_and_evaluation_take_turns():
     one_by_one = OneAfterAnother(plain, 2)
     x = floats(6, 5)
     for training in (True, False, True):
-        compare.assert_same(
-            compare.run(one_by_one, x, training=training, graph=False),
-            compare.run(pipelined, x, training=training),
-        )
+        compare.assert_runs_the_same(one_by_one, pipelined, x, training=training)
 
 
 @pytest.mark.parametrize("num_stages", [4, *nightly([1, 2])])
@@ -640,7 +637,7 @@ def test_stages_may_share_devices_in_any_order(devices):
         devices=devices,
     )
     x = floats(7, 5)
-    compare.assert_same(compare.run(plain, x, graph=False), compare.run(pipelined, x))
+    compare.assert_runs_the_same(plain, pipelined, x)
     (layer,) = pipelined.layers
     for stage, device in zip(layer.stages, devices, strict=True):
         for weight in stage.weights:
@@ -943,8 +940,7 @@ def test_stacked_recurrent_layers(depth):
         make, (4, 3), "float32", num_stages=depth, num_microbatches=2
     )
     x = floats(4, 4, 3)
-    expected = compare.run(plain, x, graph=False)
-    compare.assert_same(expected, compare.run(pipelined, x))
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 # -- plans ----------------------------------------------------------------------------

@@ -251,9 +251,7 @@ def test_a_saved_model_whose_stages_fold_back_goes_on_training(tmp_path):
     )
     model.compile(keras.optimizers.Adam(0.01), "mse")
     model.fit(X, Y, **FIT)
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.saving.load_model(path)
+    loaded = compare.reloaded(model, tmp_path)
     for each in (model, loaded):
         assert each.schedule.placement == (0, 1, 1, 0)
         moments = each.optimizer._momentums

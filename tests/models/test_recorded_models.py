@@ -62,10 +62,6 @@ class Tagger(keras.Model):
         return {"tags": self.tags(x), "score": self.score(pooled)}
 
 
-def double(floatx):
-    floatx("float64")
-
-
 def trained(model, x, y, loss):
     model.compile(keras.optimizers.SGD(0.1), loss)
     history = model.fit(x, y, ROWS, epochs=3, shuffle=False, verbose=0).history
@@ -101,13 +97,13 @@ def assert_alike(make, x, y, loss, **arguments):
     ids=["1f1b", "zero bubble", "by names"],
 )
 def test_all_is_as_in_the_model(floatx, arguments):
-    double(floatx)
+    floatx("float64")
     keras.utils.clear_session(free_memory=False)
     assert_alike(Residual, X, Y, "mse", **arguments)
 
 
 def test_inputs_and_outputs_by_name_and_masks(floatx):
-    double(floatx)
+    floatx("float64")
     tokens = RNG.integers(0, 9, (ROWS, 5))
     tokens[:, 0] = 1
     x = {"tokens": tokens, "features": RNG.normal(size=(ROWS, 6))}
@@ -163,7 +159,7 @@ class Encoding(keras.Model):
 
 
 def test_a_layer_that_does_all_the_work_is_opened(floatx):
-    double(floatx)
+    floatx("float64")
     arguments = {"num_stages": 4, "num_microbatches": 4, "schedule": "1f1b"}
     assert_alike(Encoding, X, Y, "mse", **arguments)
 

@@ -66,8 +66,7 @@ def test_a_quantized_model_is_pipelined_like_any():
         return quantization.apply(residual())
 
     plain, pipelined = compare.model_pair(make, num_stages=2, num_microbatches=4)
-    expected = compare.run(plain, data(), graph=False)
-    compare.assert_same(expected, compare.run(pipelined, data()))
+    compare.assert_runs_the_same(plain, pipelined, data())
 
 
 def test_ranges_of_weights_are_known_at_once():
@@ -117,9 +116,7 @@ def test_an_annotated_layer_does_what_it_did_and_is_saved(tmp_path):
     )
     x = np.ones((2, 4), "float32")
     np.testing.assert_array_equal(model(x), dense(x))
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
+    loaded = compare.reloaded(model, tmp_path)
     quantized = quantization.apply(loaded)
     assert quantized.layers[-1].config == QuantizeConfig(output=True)
 
@@ -202,9 +199,7 @@ def test_models_frozen_after_training_are_saved_and_copied(what, pipelined, tmp_
     model(x, training=True)
     frozen = {"model": model, "wrapper": stack[1], "layer": stack[1].layer}[what]
     frozen.trainable = False
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
+    loaded = compare.reloaded(model, tmp_path)
     np.testing.assert_array_equal(loaded(x), model(x))
     np.testing.assert_allclose(quantization.plain_copy(model)(x), model(x), atol=1e-6)
 

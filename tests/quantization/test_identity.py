@@ -56,9 +56,7 @@ def test_outputs_gradients_and_ranges_are_those_of_the_layers_alone(
     if batch == "unknown":
         specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]
     before = ranges(plain)
-    expected = compare.run(plain, x, graph=False, times=2)
-    received = compare.run(pipelined, x, specs=specs, times=2)
-    compare.assert_same(expected, received)
+    compare.assert_runs_the_same(plain, pipelined, x, specs=specs, times=2)
     after = ranges(plain)
     assert before.keys() == after.keys()
     for (name, value), was in zip(after.items(), before.values(), strict=True):
@@ -175,9 +173,7 @@ def test_models_are_saved_and_loaded(name, policy, tmp_path):
         )
     x = chosen.data(4)
     model(x, training=True)
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
+    loaded = compare.reloaded(model, tmp_path)
     compare.assert_equal(model.weights, loaded.weights)
     # A product in half precision may round otherwise at another address in memory.
     rtol = 2**-7 if policy == "mixed_bfloat16" else 0

@@ -49,10 +49,7 @@ def test_state_advances_as_when_microbatches_come_one_by_one(
     x = chosen.data(rows)
     reference = OneAfterAnother(plain, num_microbatches)
     # Twice, so that the second step starts from a state that the first one left.
-    compare.assert_same(
-        compare.run(reference, x, graph=False, times=2),
-        compare.run(pipelined, x, times=2),
-    )
+    compare.assert_runs_the_same(reference, pipelined, x, times=2)
 
 
 @pytest.mark.parametrize("remat", ["stage", "except_last", *nightly(["layer", "none"])])
@@ -69,10 +66,7 @@ def test_an_unknown_batch_size_leaves_the_same_state(remat):
     # Three rows for four microbatches: one is empty, and must not touch the averages.
     x = chosen.data(3)
     specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]
-    compare.assert_same(
-        compare.run(OneAfterAnother(plain, 4), x, graph=False),
-        compare.run(pipelined, x, specs=specs),
-    )
+    compare.assert_runs_the_same(OneAfterAnother(plain, 4), pipelined, x, specs=specs)
 
 
 def ones_dropped(num_microbatches: int, seed: int = 5) -> np.ndarray:

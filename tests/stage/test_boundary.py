@@ -124,8 +124,7 @@ def test_stages_compiled_by_xla(transfer_dtype, floatx):
     floatx("float64")
     plain, pipelined = twins(transfer_dtype, num_microbatches=1, jit_compile=True)
     x = np.random.default_rng(1).standard_normal((6, 5))
-    expected, received = compare.run(plain, x, graph=False), compare.run(pipelined, x)
-    compare.assert_same(expected, received, rtol=RTOL, atol=ATOL)
+    compare.assert_runs_the_same(plain, pipelined, x, rtol=RTOL, atol=ATOL)
 
 
 def test_masks_and_integers_cross_as_they_are(floatx):
@@ -152,8 +151,7 @@ def test_masks_and_integers_cross_as_they_are(floatx):
         )
         layer(x)
         compare.copy_state(plain, layer)
-        expected, received = compare.run(plain, x, graph=False), compare.run(layer, x)
-        compare.assert_same(expected, received, rtol=RTOL, atol=ATOL)
+        compare.assert_runs_the_same(plain, layer, x, rtol=RTOL, atol=ATOL)
 
 
 def two_outputs(crosses=lambda x: x):

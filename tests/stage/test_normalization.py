@@ -72,19 +72,14 @@ def test_gradients_and_averages_are_those_of_the_reference(remat, num_microbatch
     plain, pipelined = pair(num_microbatches, remat=remat)
     for rows in (7, 8):  # The second step starts from what the first one left.
         x = data(rows, 5)
-        compare.assert_same(
-            compare.run(plain, x, graph=False), compare.run(pipelined, x)
-        )
+        compare.assert_runs_the_same(plain, pipelined, x)
 
 
 @pytest.mark.parametrize("remat", nightly(REMAT_MODES, gate=["stage"]))
 def test_an_unknown_batch_size_and_an_empty_microbatch(remat):
     plain, pipelined = pair(3, remat=remat)
     x = data(2, 5)
-    compare.assert_same(
-        compare.run(plain, x, graph=False),
-        compare.run(pipelined, x, specs=[tf.TensorSpec([None, 5])]),
-    )
+    compare.assert_runs_the_same(plain, pipelined, x, specs=[tf.TensorSpec([None, 5])])
 
 
 @pytest.mark.parametrize(("graph", "jit_compile"), [(False, False), (True, True)])
@@ -168,7 +163,7 @@ def test_masked_positions_do_not_count(remat):
     plain, pipelined = pair(3, make, (4, 5), remat=remat)
     x = data(6, 4, 5)
     x[1, 2:] = x[2:4] = x[5, 0] = 0.0  # All of the second microbatch is masked.
-    compare.assert_same(compare.run(plain, x, graph=False), compare.run(pipelined, x))
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 def test_a_layer_that_is_frozen_or_in_inference_normalises_by_its_averages():
@@ -178,10 +173,7 @@ def test_a_layer_that_is_frozen_or_in_inference_normalises_by_its_averages():
         for norm in (plain.layers[1].norm, pipelined.layers[0].layers[1]):
             norm.trainable = trainable
         before = averages(pipelined.layers[0].layers[1])
-        compare.assert_same(
-            compare.run(plain, x, training=training, graph=False),
-            compare.run(pipelined, x, training=training),
-        )
+        compare.assert_runs_the_same(plain, pipelined, x, training=training)
         np.testing.assert_array_equal(before, averages(pipelined.layers[0].layers[1]))
 
 
@@ -201,7 +193,7 @@ def test_a_layer_called_twice_moves_its_averages_twice(remat):
     )
     compare.copy_state(plain, pipelined)
     x = data(7, 5)
-    compare.assert_same(compare.run(plain, x, graph=False), compare.run(pipelined, x))
+    compare.assert_runs_the_same(plain, pipelined, x)
 
 
 def test_each_time_step_of_a_time_distributed_layer_moves_the_averages():

@@ -227,9 +227,7 @@ def test_a_pipeline_fuses_large_layers_and_trains_as_the_plain_model(remat):
     )
     pipelined = keras.Sequential([keras.Input(x.shape[1:]), layer])
     pipelined.set_weights(plain.get_weights())
-    expected = compare.run(plain, x, graph=False)
-    received = compare.run(pipelined, x)
-    compare.assert_same(expected, received, rtol=1e-5, atol=1e-5)
+    compare.assert_runs_the_same(plain, pipelined, x, rtol=1e-5, atol=1e-5)
     chains = layer.pipeline.stages[0]._cache.chains
     assert len(chains) == 3
     without = tfgpipe.PipelinedLayer(
@@ -262,9 +260,7 @@ def test_a_chain_that_reads_a_condition_has_a_gradient_in_eager_mode(monkeypatch
     )
     pipelined = keras.Sequential([keras.Input(x.shape[1:]), layer])
     pipelined.set_weights(plain.get_weights())
-    expected = compare.run(plain, x, graph=False)
-    received = compare.run(pipelined, x, graph=False)
-    compare.assert_same(expected, received, rtol=1e-5, atol=1e-5)
+    compare.assert_runs_the_same(plain, pipelined, x, graph=False, rtol=1e-5, atol=1e-5)
     assert layer.pipeline.stages[0]._cache.chains
 
 

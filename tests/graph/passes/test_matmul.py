@@ -109,8 +109,7 @@ def test_a_pipeline_takes_them_and_gives_the_same_gradients(remat):
         stack, (64,), "float32", num_stages=2, num_microbatches=2, remat=remat
     )
     x = np.random.default_rng(0).standard_normal((128, 64)).astype("float32")
-    expected, received = compare.run(plain, x, graph=False), compare.run(pipelined, x)
-    compare.assert_same(expected, received)
+    compare.assert_runs_the_same(plain, pipelined, x)
     (layer,) = (x for x in pipelined.layers if isinstance(x, tfgpipe.PipelinedLayer))
     (traced,) = (t for some in layer.stages[0]._traced.values() for t in some.values())
     programs = traced.without_remat if remat == "none" else traced.with_remat
