@@ -175,8 +175,7 @@ def test_replicas_end_and_start_again_together(
         "if not again: time.sleep(600)\n"
         "os.write(1, b'done %d\\n' % index)  # At once, also unbuffered.\n"
     )
-    command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
-    assert main(["cluster", *command]) == 0
+    assert launch(code, "--replicas=2") == 0
     printed = capfd.readouterr()
     assert sorted(printed.out.splitlines()) == ["done 0", "done 1"]
     assert "Replica 1 was ended by SIGKILL: ending the others." in printed.err
@@ -218,8 +217,7 @@ def test_a_replica_that_hangs_is_started_again_with_the_others(
         "if not again: time.sleep(600)\n"
         "os.write(1, b'done %d\\n' % index)  # At once, also unbuffered.\n"
     )
-    command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
-    assert main(["cluster", *command]) == 0
+    assert launch(code, "--replicas=2") == 0
     printed = capfd.readouterr()
     assert sorted(printed.out.splitlines()) == ["done 0", "done 1"]
     assert "is gone: it has been silent for 3 s." in printed.err
@@ -237,8 +235,7 @@ def test_a_replica_that_fails_for_good_ends_the_run_with_its_status(
         "if index == 1: time.sleep(2)\n"
         "sys.exit(2 if index == 1 else 75)\n"
     )
-    command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
-    assert main(["cluster", *command]) == 2
+    assert launch(code, "--replicas=2") == 2
     assert "starting it again" not in capfd.readouterr().err
 
 

@@ -26,6 +26,7 @@ TOLERANCES = {"float32": (1e-5, 5e-6), "float64": (1e-12, 1e-13)}
 RTOL, ATOL = TOLERANCES["float32"]
 
 Factory = Callable[[], Sequence[keras.layers.Layer]]
+Arrays = Iterable[Any]
 
 
 @dataclasses.dataclass
@@ -273,10 +274,7 @@ def close(
 
 
 def assert_close(
-    expected: Iterable[Any],
-    received: Iterable[Any],
-    rtol: float = RTOL,
-    atol: float = ATOL,
+    expected: Arrays, received: Arrays, rtol: float = RTOL, atol: float = ATOL
 ) -> None:
     """Asserts that arrays, or variables, are `close` one by one."""
     for name, a, b in _pairs(expected, received):
@@ -284,25 +282,20 @@ def assert_close(
 
 
 def assert_allclose(
-    received: Iterable[Any],
-    expected: Iterable[Any],
-    rtol: float = 1e-7,
-    atol: float = 0.0,
+    received: Arrays, expected: Arrays, rtol: float = 1e-7, atol: float = 0.0
 ) -> None:
     """Asserts of arrays, or variables, one by one, what NumPy asserts of two."""
     for name, a, b in _pairs(received, expected):
         np.testing.assert_allclose(a, b, rtol, atol, err_msg=name)
 
 
-def assert_equal(expected: Iterable[Any], received: Iterable[Any]) -> None:
+def assert_equal(expected: Arrays, received: Arrays) -> None:
     """Asserts that arrays, or variables, are equal one by one."""
     for name, a, b in _pairs(expected, received):
         np.testing.assert_array_equal(b, a, err_msg=name)
 
 
-def _pairs(
-    some: Iterable[Any], others: Iterable[Any]
-) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(some: Arrays, others: Arrays) -> Iterator[tuple[str, Any, Any]]:
     """Yields two and two values, and the path of the first or their number."""
     for number, pair in enumerate(zip(some, others, strict=True)):
         a, b = (x.numpy() if hasattr(x, "numpy") else x for x in pair)

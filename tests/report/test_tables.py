@@ -10,6 +10,13 @@ from tests.helpers.sharded_dense import Columns
 from tfgpipe.report import tables
 
 
+def built(model, optimizer="adam"):
+    """Returns a model, with the slots of an optimizer."""
+    model.compile(optimizer)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
 def make_model():
     layers = [keras.layers.Dense(8, name=f"d{i}") for i in range(5)]
     layer = tfgpipe.PipelinedLayer(
@@ -19,9 +26,7 @@ def make_model():
 
 
 def test_each_stage_has_a_line_that_adds_up():
-    model = make_model()
-    model.compile("adam")
-    model.optimizer.build(model.trainable_variables)
+    model = built(make_model())
     # A stage of n layers has 72 n parameters of 4 bytes, and Adam two slots for each.
     assert tfgpipe.stage_table(model).splitlines() == [
         "pipe: 2 stages, 4 microbatches, remat=stage",
@@ -65,9 +70,7 @@ def test_a_stage_in_shards_has_its_devices_and_bytes_told_one_by_one():
     layer = tfgpipe.PipelinedLayer(
         layers, partition=[2, 1], num_microbatches=4, name="pipe"
     )
-    model = keras.Sequential([keras.Input((8,)), layer])
-    model.compile("adam")
-    model.optimizer.build(model.trainable_variables)
+    model = built(keras.Sequential([keras.Input((8,)), layer]))
     # A part of a weight has 32 numbers and of a bias 4, of 4 bytes and with two slots.
     assert tfgpipe.stage_table(model).splitlines() == [
         "pipe: 2 stages in 2 shards, 4 microbatches, remat=stage",
@@ -81,9 +84,7 @@ def test_a_stage_in_shards_has_its_devices_and_bytes_told_one_by_one():
 
 
 def test_each_device_of_a_mesh_holds_its_stage():
-    model = make_model()
-    model.compile("adam")
-    model.optimizer.build(model.trainable_variables)
+    model = built(make_model())
     (row,) = tables.device_memory(model)
     assert [shard.lines for stage in row for shard in stage] == [
         ("CPU:0", "d0, d1", "576 B, slots 1.1 KiB"),
@@ -94,9 +95,7 @@ def test_each_device_of_a_mesh_holds_its_stage():
 def test_replicas_hold_copies_inside_their_scope_or_outside():
     strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2)
     with strategy.scope():
-        model = make_model()
-        model.compile("adam")
-        model.optimizer.build(model.trainable_variables)
+        model = built(make_model())
         inside = tables.device_memory(model)
     first, second = tables.device_memory(model)
     assert inside == [first, second]
@@ -127,9 +126,7 @@ class Gate(keras.layers.Layer):
 def test_slots_count_once_though_paths_are_the_same():
     layers = [Gate(name="gate") for _ in range(2)]
     layer = tfgpipe.PipelinedLayer(layers, partition=[1, 1], num_microbatches=2)
-    model = keras.Sequential([keras.Input((8,)), layer])
-    model.compile("adam")
-    model.optimizer.build(model.trainable_variables)
+    model = built(keras.Sequential([keras.Input((8,)), layer]))
     rows = [line.split() for line in tfgpipe.stage_table(model).splitlines()[2:]]
     assert [row[-5:-1] for row in rows] == [["64", "B", "128", "B"]] * 2
 
@@ -137,9 +134,7 @@ def test_slots_count_once_though_paths_are_the_same():
 def test_the_table_counts_the_factors_that_adafactor_keeps():
     layers = [keras.layers.Dense(8, use_bias=False) for _ in range(2)]
     layer = tfgpipe.PipelinedLayer(layers, partition=[1, 1], num_microbatches=2)
-    model = keras.Sequential([keras.Input((8,)), layer])
-    model.compile("adafactor")
-    model.optimizer.build(model.trainable_variables)
+    model = built(keras.Sequential([keras.Input((8,)), layer]), "adafactor")
     rows = [line.split() for line in tfgpipe.stage_table(model).splitlines()[2:]]
     # The velocity's 64 numbers, and 8 for the rows and the columns each.
     assert [row[-3:-1] for row in rows] == [["320", "B"]] * 2
