@@ -196,7 +196,7 @@ def test_a_package_is_entered_by_its_door(top: str) -> None:
     assert not passed
 
 
-def test_doors_are_narrow() -> None:
+def test_packages_export_few_names() -> None:
     wide = {
         name: len(_exports(path))
         for name, path in modules("tfgpipe").items()

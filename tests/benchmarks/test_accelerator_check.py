@@ -82,7 +82,7 @@ def test_what_cannot_run_is_no_failure():
     assert (outcome.status, outcome.reasons) == ("not run", ["no GPU"])
 
 
-def test_a_failure_stays_one():
+def test_a_part_that_fails_and_then_cannot_run_has_failed():
     def body(recorder):
         recorder.failed("wrong")
         raise NotRunError("no GPU")

@@ -166,7 +166,7 @@ def test_a_loop_around_shards_is_on_one_device(floatx):
 
 
 @pytest.mark.usefixtures("mixed_precision")
-def test_half_precision():
+def test_a_step_of_shards_in_half_precision_is_the_plain_one():
     def make():
         return [*stack(2), layers.Activation("linear", dtype="float32")]
 

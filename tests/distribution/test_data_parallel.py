@@ -154,7 +154,7 @@ def test_optimizers_work_on_what_all_replicas_sum_up_to(floatx, name):
 
 @pytest.mark.usefixtures("mixed_precision")
 @pytest.mark.parametrize("shares", ["weights", *nightly(["none"])])
-def test_half_precision(shares):
+def test_replicas_in_half_precision_train_as_one(shares):
     """Loss scaling comes with it. What is rounded is so in other places."""
 
     def bare():

@@ -195,7 +195,7 @@ def test_a_saved_model_is_not_made_of_slices(tmp_path):
 
 
 @pytest.mark.usefixtures("mixed_precision")
-def test_half_precision():
+def test_slices_in_half_precision_train_as_the_plain_model():
     """Casts of weights are made anew of what is gathered."""
     strategy = strategy_of(num_stages=4, devices=TWO_EACH)
 
@@ -211,7 +211,7 @@ def test_half_precision():
         each.fit(x, y, batch_size=8, shuffle=False, epochs=2, verbose=0)
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     for a, b in zip(plain.variables, model.variables, strict=True):
-        # As of whole weights: see `test_data_parallel.test_half_precision`.
+        # As of whole weights: see `test_data_parallel`.
         np.testing.assert_allclose(a.numpy(), b.numpy(), 0, 2e-3)
 
 

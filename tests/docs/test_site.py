@@ -70,7 +70,7 @@ def test_links_lead_to_a_page_and_an_anchor(site: dict[Path, Links]) -> None:
     assert not broken
 
 
-def test_made_pages_are_there(site: dict[Path, Links]) -> None:
+def test_pages_that_are_made_have_their_contents(site: dict[Path, Links]) -> None:
     pages = {path.name: path.read_text("utf-8") for path in site}
     assert "training.num_steps" in pages["hyperparameters.html"]
     assert "python -m tfgpipe.cluster launch" in pages["commands.html"]

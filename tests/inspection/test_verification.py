@@ -202,7 +202,7 @@ def test_a_pipeline_is_verified_with_its_own_options():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ["u_net_normalised", "optional_none", "dicts", "lstm"])
-def test_whole_models(name):
+def test_whole_models_are_exact_and_equal_if_rows_are_independent(name):
     def make():
         made = zoo.ZOO[name].make()
         outputs = made.compute_output_spec(made.input)

@@ -216,7 +216,7 @@ def test_what_it_draws_is_the_same_in_both_sweeps():
     assert [x.why for x in verified.causes] == ["draws random numbers"]
 
 
-def test_half_precision():
+def test_they_train_in_half_precision_as_the_plain_model():
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("mixed_bfloat16")
     made = experts()

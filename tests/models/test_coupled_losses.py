@@ -231,7 +231,7 @@ def test_masks_of_outputs_count():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_half_precision(policy):
+def test_a_step_in_half_precision_is_the_plain_one(policy):
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy(policy)
     made = model()

@@ -256,12 +256,12 @@ def test_an_optimizer_of_replicas_is_not_placed_on_the_host():
         tfgpipe.place_optimizer(keras.optimizers.Adam(), on_host=True)
 
 
-def test_what_is_no_choice():
+def test_what_is_no_choice_is_refused():
     with pytest.raises(ValueError, match="`offload_optimizer` must be one of"):
         tfgpipe.PipelineConfig(num_microbatches=2, offload_optimizer="host")
 
 
-def test_an_own_loop():
+def test_an_own_loop_keeps_slots_on_the_host():
     made = tfgpipe.pipeline(model(), num_stages=2, num_microbatches=4)
     optimizer = keras.optimizers.Adam()
     tfgpipe.place_optimizer(optimizer, on_host=True)

@@ -221,7 +221,7 @@ def test_layers_that_do_more_stay_whole(kind, reason):
         assert tfgpipe.functional(model, num_calls=4) is model
 
 
-def test_half_precision():
+def test_a_recorded_model_in_half_precision_gives_the_same():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         model = Residual()

@@ -110,7 +110,7 @@ def test_a_size_that_cannot_be_halved_is_refused() -> None:
     )
 
 
-def test_it_is_fitted_evaluated_and_drawn(
+def test_masks_are_drawn_and_the_iou_is_that_of_evaluation(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     experiment = experiments.segmenter()

@@ -222,7 +222,7 @@ def test_all_wishes_hold_together(problem_table, other, data):
         ([3, 1, 2], 3, (1, 1, 1)),
     ],
 )
-def test_known_cuts(costs, num_stages, cut):
+def test_small_partitions_are_those_worked_out_by_hand(costs, num_stages, cut):
     assert best_partition(costs, num_stages=num_stages) == cut
 
 

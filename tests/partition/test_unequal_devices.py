@@ -152,7 +152,7 @@ def test_it_trains_as_the_plain_model_and_is_saved(tmp_path):
     ],
 )
 @pytest.mark.parametrize("face", [tfgpipe.plan, tfgpipe.pipeline])
-def test_wrong_arguments(face, wrong, message):
+def test_wrong_arguments_are_refused(face, wrong, message):
     with pytest.raises(ValueError, match=message):
         face(model(), **GIVEN, **wrong)
 

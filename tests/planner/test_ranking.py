@@ -83,7 +83,7 @@ def test_the_best_are_those_of_trying_everything():
 
 @settings(max_examples=8, deadline=None)
 @given(st.floats(1e3, 1e4))
-def test_what_is_found_fits(memory):
+def test_configurations_that_are_found_fit_in_memory(memory):
     result = search(workload(4), device=dataclasses.replace(TOY, memory=memory))
     for each in result.best:
         assert each.fullest.total <= memory

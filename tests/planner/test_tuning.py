@@ -207,7 +207,7 @@ def test_a_pipeline_is_tuned_as_the_model_it_is_of(machine):
         ({"batch": (X[:, :4], X)}, ValueError, "(?!No setting)"),
     ],
 )
-def test_wrong_arguments(wrong, error, message):
+def test_wrong_arguments_are_refused(wrong, error, message):
     given = {"model": model(), "batch": BATCH, "print_fn": None, **wrong}
     if wrong.get("model") is model:
         given["model"] = model(compiled=False)

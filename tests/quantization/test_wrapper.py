@@ -159,7 +159,7 @@ def test_ranges_of_frozen_layers_and_in_inference_stay():
     assert value(layer, "output_max") == 6.0
 
 
-def test_integers_pass():
+def test_integers_are_not_quantized():
     tokens = np.array([[1, 2]])
     np.testing.assert_array_equal(FakeQuantize()(tokens, training=True), tokens)
 

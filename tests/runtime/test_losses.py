@@ -124,7 +124,9 @@ COUNTS = {
 
 
 @pytest.mark.parametrize(",".join(COUNTS), pairwise.all_pairs(COUNTS), ids=str)
-def test_what_counts(reduction, mask, ignored, weights, sizes):
+def test_microbatches_with_masks_ignored_classes_and_weights_add_up_to_the_loss(
+    reduction, mask, ignored, weights, sizes
+):
     """Masks on predictions, classes that are left out, weights, or all of these."""
     loss = keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, ignore_class=ignored, reduction=reduction

@@ -107,6 +107,6 @@ def test_suffixes_add_up():
     ("arguments", "error"),
     [((schedules.gpipe, 0), ValueError), (("gpipe",), TypeError)],
 )
-def test_bad_arguments(arguments, error):
+def test_wrong_arguments_are_refused(arguments, error):
     with pytest.raises(error, match=r"ahead|schedule"):
         Gather(*arguments)

@@ -38,7 +38,7 @@ def made(
     return both[0], both[1]
 
 
-def test_by_hand():
+def test_a_small_gpipe_offloads_as_drawn_by_hand():
     """GPipe's first microbatches leave: their backwards come last."""
     plan = Offload(schedules.gpipe, most_held=2, ahead=1)(1, 5)
     assert drawn(plan) == (

@@ -192,7 +192,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize(("a", "b"), OTHER.values(), ids=OTHER)
-def test_other_layers_are_not(a, b):
+def test_layers_that_differ_are_no_twins(a, b):
     assert dedup.structure(part(*a)) is not None
     assert not are_twins(a, b)
 
@@ -231,7 +231,7 @@ def calls(
         {"starts": (1, 0)},
     ],
 )
-def test_segments_that_differ_in_one_respect_are_not(change):
+def test_segments_that_differ_in_one_respect_are_no_twins(change):
     assert calls() == calls()
     assert len({None, calls(), calls(**change)}) == 3
 

@@ -153,7 +153,7 @@ def test_in_a_pipeline_with_any_microbatches(floatx, schedule):
     compare.assert_close(models[0].get_weights(), full_weights(models[1]), 1e-9, 1e-11)
 
 
-def test_half_precision():
+def test_experts_in_half_precision_are_nearly_those_without_shards():
     plain, _ = pair(1)
     sharded = TPMixtureOfExperts(
         E, hidden_units=HIDDEN, num_shards=2, dtype="mixed_bfloat16"
@@ -201,6 +201,6 @@ def test_a_seed_draws_the_same_weights_for_any_number_of_devices(tmp_path):
         ({"num_experts": 4, "balancing": -1.5}, "balancing=-1.5"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         TPMixtureOfExperts(hidden_units=3, **{"num_shards": 1, **arguments})

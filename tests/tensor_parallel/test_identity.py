@@ -35,7 +35,7 @@ def test_outputs_and_gradients_are_those_without_shards(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES)
-def test_single_precision(case):
+def test_in_single_precision_they_are_those_without_shards(case):
     identity.assert_equal(case, 4, "ring", dtype="float32")
 
 
@@ -49,12 +49,12 @@ def test_single_precision(case):
         ],
     ),
 )
-def test_half_precision(case, policy, ways):
+def test_in_half_precision_they_are_nearly_those_without_shards(case, policy, ways):
     identity.assert_equal_in_half_precision(case, policy, ways)
 
 
 @pytest.mark.parametrize("case", ["all_in_parts", *nightly(["language_model"])])
-def test_eagerly(floatx, case):
+def test_eager_outputs_and_gradients_are_those_without_shards(floatx, case):
     floatx("float64")
     identity.assert_equal(case, 3, "ring", graph=False)
 

@@ -111,7 +111,7 @@ def test_a_length_that_is_not_known(floatx, exchange):
         compare.close(*(m(X[:, :n]) for m in models), f"length {n}", 1e-10, 1e-12)
 
 
-def test_eagerly(floatx):
+def test_eager_attention_is_that_of_keras(floatx):
     floatx("float64")
     assert_equal(pair(3), X, use_causal_mask=True, traced=False)
 
@@ -152,7 +152,7 @@ def test_half_precision_drops_the_same(exchange):
     assert np.abs(a - b).max() < 0.06 * np.abs(a).max()
 
 
-def test_half_precision():
+def test_attention_in_half_precision_is_nearly_that_of_keras():
     plain, parts = pair(3, dtype="mixed_bfloat16", x=X.astype("float32"))
     a, b = (
         keras.ops.cast(layer(X, X, use_causal_mask=True), "float32")
@@ -206,7 +206,7 @@ def test_weights_in_files_are_those_of_keras(tmp_path, few):
     assert names[0] == names[1]
 
 
-def test_in_a_pipeline(floatx):
+def test_a_pipeline_with_it_trains_as_the_plain_model(floatx):
     floatx("float64")
 
     def model(attention, **arguments):
@@ -238,6 +238,6 @@ def test_in_a_pipeline(floatx):
         ({"num_heads": 4, "exchange": "broadcast"}, "exchange"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         TPSequenceAttention(key_dim=3, num_shards=2, **arguments)

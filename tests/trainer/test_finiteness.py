@@ -93,7 +93,7 @@ def _spoilt(by: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("by", [np.nan, np.inf])
-def test_a_step_left_out_has_not_been(by: float, model: Any) -> None:
+def test_a_skipped_step_changes_no_variable(by: float, model: Any) -> None:
     keras.utils.set_random_seed(0)
     initial = variable_names.snapshot(variable_names.all_variables(model))
     notes = RunState()

@@ -165,7 +165,7 @@ def test_unknown_shapes_and_half_precision_are_left(shape, dtype):
     assert not fused.found
 
 
-def test_a_chain_has_to_pay():
+def test_a_chain_that_saves_too_little_is_not_fused():
     """It saves the writing of three results of 32 numbers."""
 
     def function(x):

@@ -47,7 +47,7 @@ def close(received, expected, atol=1e-5):
 
 @pytest.mark.parametrize("rows", [1, 8, 16])
 @pytest.mark.parametrize(("terms", "columns"), [(64, 64), (64, 32), (32, 64)])
-def test_few_rows_are_turned(rows, terms, columns):
+def test_a_product_of_few_rows_is_computed_transposed(rows, terms, columns):
     """The gradient of an input, `dy @ W^T`."""
     operations, received, expected = computed(rows, terms, columns, b=True)
     assert operations.count("Transpose") == operations.count("MatMul") == 1
@@ -92,7 +92,7 @@ def test_rows_that_fall_on_one_another_are_made_longer(sizes, pads):
         {"rows": 64, "terms": 64, "columns": 1024, "dtype": tf.float64},
     ],
 )
-def test_all_others_stay(sizes):
+def test_other_products_are_not_rewritten(sizes):
     operations, received, expected = computed(**sizes)
     assert {"Transpose", "Pad", "PadV2"}.isdisjoint(operations)
     close(received, expected)
