@@ -47,9 +47,7 @@ def test_a_loaded_keras_comes_before_the_variable_and_that_before_the_file(
 
 
 @pytest.mark.parametrize(("variable", "expected"), [("", "numpy"), ("jax", "jax")])
-def test_keras_takes_its_backend_from_the_variable_then_the_file(
-    tmp_path, variable, expected
-):
+def test_keras_reads_the_variable_before_the_file(tmp_path, variable, expected):
     """In a process of its own; a backend that is not installed is in the error."""
     (tmp_path / "keras.json").write_text('{"backend": "numpy"}')
     code = "import keras; print(keras.config.backend())"

@@ -121,9 +121,7 @@ SETTINGS = {
         gate=[("eager", "1f1b"), ("several", "zero_bubble")],
     ),
 )
-def test_arguments_of_compile_have_the_effect_that_they_have_on_the_plain_model(
-    name, schedule
-):
+def test_any_arguments_of_compile_train_as_the_plain_model(name, schedule):
     models = both(
         small,
         lambda: {"optimizer": sgd(), "loss": "mse", **SETTINGS[name]},

@@ -34,9 +34,7 @@ class InPairs(Remat):
         (InPairs(keeps_all=True), [1] * 5, 3 + 5, 70),
     ],
 )
-def test_saved_and_recomputed_bytes_of_five_layers_are_those_by_hand(
-    policy, repeated, saved, recomputed
-):
+def test_bytes_of_five_layers_are_those_by_hand(policy, repeated, saved, recomputed):
     assert policy.recomputed(5) == repeated
     assert policy.saved_bytes(ACTIVATIONS, INPUTS) == saved
     assert policy.recomputed_bytes(ACTIVATIONS, INPUTS) == recomputed

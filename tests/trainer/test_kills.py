@@ -25,10 +25,8 @@ def _images(folder: Path) -> list[str]:
     random = np.random.default_rng(0)
     x = random.integers(0, 256, [60, 8, 8], np.uint8)
     np.savez(folder / "images.npz", x=x, y=np.arange(60) % 4)
-    return [
-        *("--params=image.Digits", *runs.small_flags()),
-        *(f"--set=data.files={folder / 'images.npz'}", "--set=augmentation.shift=1"),
-    ]
+    own = [f"--set=data.files={folder / 'images.npz'}", "--set=augmentation.shift=1"]
+    return ["--params=image.Digits", *runs.small_flags(), *own]
 
 
 TASKS: dict[str, Callable[[Path], list[str]]] = {
