@@ -1,7 +1,7 @@
 """Models of keras-hub train in a pipeline as they do without one.
 
 Those of other families do in `tests/nightly/test_keras_hub.py`, and
-`python -m benchmarks.keras_hub` has the table of all.
+`python -m benchmarks.studies.keras_hub` has the table of all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from benchmarks.keras_hub import FAMILIES, compare
+from benchmarks.studies.keras_hub import FAMILIES, compare
 
 # Worst differences are some roundings. Families that compute in float32 in part,
 # whatever they are asked, are exact to its roundings.

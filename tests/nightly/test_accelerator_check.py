@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from benchmarks.accelerator_check.__main__ import ROOT
-from benchmarks.accelerator_check.report import PARTS
+from tests.accelerator_check.__main__ import ROOT
+from tests.accelerator_check.report import PARTS
 
 NOT_RUN = (
     "NCCL: it sums over GPUs",
@@ -22,7 +22,7 @@ NOT_RUN = (
 
 
 def test_all_that_cpus_can_show_passes_and_the_rest_is_named(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.accelerator_check", "--quick"]
+    command = [sys.executable, "-m", "tests.accelerator_check", "--quick"]
     run = subprocess.run(
         [*command, f"--folder={tmp_path}"], cwd=ROOT, capture_output=True, text=True
     )
@@ -40,7 +40,7 @@ def test_all_that_cpus_can_show_passes_and_the_rest_is_named(tmp_path):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("check") / "exported"
-    command = [sys.executable, "-m", "benchmarks.accelerator_check", "--quick"]
+    command = [sys.executable, "-m", "tests.accelerator_check", "--quick"]
     run = subprocess.run(
         [*command, f"--export={folder}"], cwd=ROOT, capture_output=True, text=True
     )
@@ -70,7 +70,7 @@ def test_jax_gives_the_same_for_exported_functions(exported):
 
 def test_a_folder_of_something_else_is_not_replaced(tmp_path):
     (tmp_path / "kept").write_text("text")
-    command = [sys.executable, "-m", "benchmarks.accelerator_check"]
+    command = [sys.executable, "-m", "tests.accelerator_check"]
     run = subprocess.run(
         [*command, f"--export={tmp_path}"], cwd=ROOT, capture_output=True, text=True
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from benchmarks import int8
+from benchmarks.studies import int8
 from tests.helpers import experiments
 from tfgpipe_params.image import digits
 from tfgpipe_trainer.experiment import find

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.keras_hub import FAMILIES, compare
+from benchmarks.studies.keras_hub import FAMILIES, compare
 from tests.models.test_keras_hub import (
     CAUSAL,
     DOUBLE,

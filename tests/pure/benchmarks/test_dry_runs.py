@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import dry_runs
+from benchmarks.studies import dry_runs
 
 
 def test_each_value_of_each_list_is_a_run() -> None:
