@@ -110,7 +110,7 @@ bench: $(TRAINER_INSTALLED)
 
 # It compares with what the tests' helpers compute.
 accelerator-check: $(DEV_INSTALLED)
-	$(BIN)/python -m benchmarks.accelerator_check
+	$(BIN)/python -m tests.accelerator_check
 
 measure: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.pipeline --workload=mlp
@@ -121,10 +121,10 @@ measure: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.profile --workload=transformer
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
-	$(BIN)/python -m benchmarks.partition
+	$(BIN)/python -m benchmarks.studies.partition
 	$(BIN)/python -m benchmarks.retraces
-	$(BIN)/python -m benchmarks.transfer
-	$(BIN)/python -m benchmarks.planner
+	$(BIN)/python -m benchmarks.studies.transfer
+	$(BIN)/python -m benchmarks.studies.planner
 
 pictures: $(DEV_INSTALLED)
 	$(BIN)/python -m docs.pictures

@@ -518,7 +518,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--exchange", action="store_true", help="calibrate by the other half"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the rows to a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     flags = parser.parse_args(args)
     rows = read()
     names = [*dict.fromkeys(row.family for row in rows if not row.left_out)]

@@ -5,7 +5,7 @@
 Steps are simulated unless the name begins with `step-`: one forward takes 10 ms, one
 backward 20, and the next device has a result 1 ms after it is made. Those with `step-`
 are measured here, on a core a device; `growth.png` is drawn from the measurements in
-`benchmarks/growth.json`, `speed.png` from the newest in `benchmarks/results/`.
+`benchmarks/studies/growth.json`, `speed.png` from the newest in `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def _step(name: schedules.Name) -> Callable[[Path], None]:
 
 def _growth(path: Path) -> None:
     """Step time, start-up, memory and graph over M, K and depth, as measured."""
-    from benchmarks import growth
+    from benchmarks.studies import growth
 
-    rows = json.loads((ROOT / "benchmarks" / "growth.json").read_text("utf-8"))
-    growth.draw(rows, path)
+    measured = ROOT / "benchmarks" / "studies" / "growth.json"
+    growth.draw(json.loads(measured.read_text("utf-8")), path)
 
 
 def _speed(path: Path) -> None:
@@ -176,8 +176,8 @@ def _shrink(path: Path) -> None:
     few.save(path, optimize=True)
 
 
-# By `python -m benchmarks.accelerator_check`, on a device that is not here, and by
-# `python -m benchmarks.rematerialization --picture=FILE`.
+# By `python -m tests.accelerator_check`, on a device that is not here, and by
+# `python -m benchmarks.studies.rematerialization --picture=FILE`.
 MEASURED = ("step-h200", "remat-curve")
 PICTURES: dict[str, Callable[[Path], None]] = {
     "pipeline": _pipeline,

@@ -66,6 +66,11 @@ FOR_USERS = {
 }
 # Entries of `tfgpipe/`, and of any folder inside.
 MOST_ENTRIES = 26
+# Folders whose modules enter packages by their doors.
+ENTERING = (
+    *("tfgpipe", "params", "trainer", "benchmarks", "docs"),
+    "tests/accelerator_check",
+)
 # Lines of a function, and arguments; the exceptions, of which there are no more.
 MOST_LINES, MOST_ARGUMENTS = 60, 8
 LONG = {
@@ -176,7 +181,7 @@ def test_imports_of_the_trainer_make_no_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("top", ["tfgpipe", "params", "trainer", "benchmarks", "docs"])
+@pytest.mark.parametrize("top", ENTERING)
 def test_a_package_is_entered_by_its_door(top: str) -> None:
     """Neither `from tfgpipe.x.y import z` nor, if `y` is not exported, `x import y`."""
     inner = {f"tfgpipe.{name}" for name in modules("tfgpipe") if "." in name}
@@ -208,7 +213,7 @@ def test_packages_export_few_names() -> None:
 def test_doors_export_what_somebody_imports() -> None:
     used = {
         name
-        for top in ("tfgpipe", "params", "trainer", "benchmarks", "docs")
+        for top in ENTERING
         for path in modules(top).values()
         for name in imports(path)
     }
@@ -285,6 +290,18 @@ def test_nobody_imports_a_test_module(top: str) -> None:
         if any(part.startswith("test_") for part in other.split("."))
     ]
     assert not found
+
+
+def test_benchmarks_import_no_tests_and_only_studies_import_studies() -> None:
+    assert "tests" not in _imported_tops("benchmarks")
+    studies = [
+        f"benchmarks.{name} imports {found}"
+        for name, path in modules("benchmarks").items()
+        if package(name) != "studies"
+        for found in imports(path)
+        if found.startswith("benchmarks.studies")
+    ]
+    assert not studies
 
 
 def test_pure_modules_name_only_numpy_and_the_standard_library() -> None:

@@ -21,7 +21,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Measures this library beside others.",
     )
     parser.add_argument(
-        "--workload", type=_commas, default=["mlp", "transformer"], help="with commas"
+        "--workloads", type=_commas, default=["mlp", "transformer"], help="with commas"
     )
     parser.add_argument("--stages", type=int, default=2, help="K")
     parser.add_argument(
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[tables.Row] = []
     versions = report.our_versions()
     others: list[float] = []
-    for workload in flags.workload:
+    for workload in flags.workloads:
         for remat in flags.remat:
             for num_microbatches in flags.microbatches:
                 found = turns.measure(

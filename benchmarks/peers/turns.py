@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -16,7 +17,8 @@ import socket
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -180,13 +182,13 @@ def measure(
             executor="serial",
             cores=cores,
         )
-    with contextlib.ExitStack() as stack:
+    # Sides start several at a time, which nothing measures.
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(cores)) as pool:
         given = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "given.npz"
         weights.dump(given, workload, sizes)
-        sides: dict[str, Trains] = {
-            name: stack.enter_context(Worker(side)) for name, side in ours.items()
+        makers: dict[str, Callable[[], Worker | PeerProcess]] = {
+            name: functools.partial(Worker, side) for name, side in ours.items()
         }
-        versions: dict[str, str] = {}
         for name, python in pythons.items():
             if workload not in PEERS[name].workloads:
                 continue
@@ -198,7 +200,8 @@ def measure(
             ]
             for order, by_compiler in orders:
                 K = 1 if order == "plain" else num_stages
-                process = PeerProcess(
+                process = functools.partial(
+                    PeerProcess,
                     python,
                     module=PEERS[name].module,
                     task=Task(
@@ -215,11 +218,17 @@ def measure(
                     cores=cores[:K],
                 )
                 side_name = f"{name} {order}{' compiled' if by_compiler else ''}"
-                sides[side_name] = stack.enter_context(process)
-                versions.update(process.versions)
-        turns = [
+                makers[side_name] = process
+        entered = pool.map(lambda make: stack.enter_context(make()), makers.values())
+        sides = dict(zip(makers, entered, strict=True))
+        versions: dict[str, str] = {}
+        for side in sides.values():
+            versions.update(side.versions if isinstance(side, PeerProcess) else {})
+        first = pool.map(lambda side: side.step(), sides.values())
+        turns = [dict(zip(sides, first, strict=True))]
+        turns += [
             {name: side.step() for name, side in sides.items()}
-            for _ in range(warmup + steps)
+            for _ in range(warmup + steps - 1)
         ]
     head = {
         "workload": workload,

@@ -120,7 +120,7 @@ class DigitsQat(Digits):
     Memory:    1 GB in all, most of it TensorFlow itself.
     Time:      40 seconds.
     Result:    99.2% of the test images right in int8 as with floats, in 0.28 of the
-               bytes (`python -m benchmarks.int8`).
+               bytes (`python -m benchmarks.studies.int8`).
     """
 
     training: Training = Digits.training.replace(num_steps=400, export=True)

@@ -183,6 +183,27 @@ def test_without_grappler_only_graph_functions_are_optimized():
     assert [off for some in plain.values() for off, _ in some].count(True) == 1
 
 
+def test_inlined_calls_are_none_and_the_function_around_them_is_optimized():
+    outside = tf.Variable(3.0)
+    some = functions.GraphFunction("times", traced(lambda x: [x * outside], SPEC))
+
+    def step(x):
+        with functions.inlined_calls():
+            (inlined,) = some(x)
+        return [inlined, *some(x)]
+
+    made = functions.without_grappler(tf.function(step, autograph=False))
+    x = tf.ones([1, 2])
+    before = context.context().function_call_options
+    calls = executed_calls(made, x)
+    # What is not inlined is called by a wrapper, which is called by the step.
+    assert len(calls) == 1
+    assert made.inlines
+    assert context.context().function_call_options is before
+    outside.assign(4.0)
+    np.testing.assert_array_equal(made(x), [x * 4.0] * 2)
+
+
 def test_options_are_as_before_afterwards():
     before = context.context().function_call_options
     with functions.grappler_off(), functions.grappler_off():

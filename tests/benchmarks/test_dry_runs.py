@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import dry_runs
+from benchmarks.studies import dry_runs
 
 pytestmark = pytest.mark.pure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import zero_bubble
+from benchmarks.studies import zero_bubble
 
 pytestmark = pytest.mark.pure
 

@@ -171,7 +171,7 @@ def test_the_command_measures_the_peers_that_are_there(monkeypatch, capsys, tmp_
     monkeypatch.setattr(turns, "measure", measure)
     document = tmp_path / "peers.md"
     document.write_text("# Peers\n")
-    main(["--workload=mlp", "--microbatches=4,8", f"--report={document}"])
+    main(["--workloads=mlp", "--microbatches=4,8", f"--report={document}"])
     assert asked == [("mlp", 4, {}), ("mlp", 8, {})]
     said = capsys.readouterr().out
     assert "torchgpipe is left out: no environment was named for it." in said

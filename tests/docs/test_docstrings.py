@@ -17,7 +17,7 @@ from tests.helpers.subprocesses import ROOT
 PACKAGES = ("tfgpipe", "tfgpipe_params", "tfgpipe_trainer")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for package in (*PACKAGES, "benchmarks", "docs")
+    for package in (*PACKAGES, "benchmarks", "docs", "tests/accelerator_check")
     for path in sorted((ROOT / package).rglob("*.py"))
     # Which would run the program, or the whole guide.
     if path.stem != "__main__" and path != ROOT / "docs" / "tutorial" / "guide.py"

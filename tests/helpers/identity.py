@@ -32,6 +32,7 @@ from tests.helpers.reference import (
 )
 from tfgpipe import quantization
 from tfgpipe.graph.passes import fusion
+from tfgpipe.runtime import step
 
 layers = keras.layers
 
@@ -103,7 +104,8 @@ def assert_same_step(
         quantized: When the ranges of quantized layers move, or None for plain layers.
         tolerance: Relative and absolute, in place of those of the type.
         kernels: `"gpu"` for the operations that GPUs are given, `"tpu"` for functions
-            all compiled by XLA, `"fused"` for chains of operations compiled however
+            all compiled by XLA, `"inlined"` for functions inlined
+            as in small steps, `"fused"` for chains of operations compiled however
             small they are.
         **arguments: More arguments of the pipeline.
     """
@@ -186,6 +188,8 @@ def traced_for(kernels: str, pipelined: keras.Model) -> Any:
     """Returns a context in which a pipeline is traced for such kernels."""
     if kernels == "native":
         return contextlib.nullcontext()
+    if kernels == "inlined":
+        return mock.patch.object(step, "FEW_OPERATIONS", 2**20)
     if kernels == "fused":
         return mock.patch.object(fusion, "_MIN_SAVED_ELEMENTS", 0)
     (layer,) = (x for x in pipelined.layers if isinstance(x, tfgpipe.PipelinedLayer))

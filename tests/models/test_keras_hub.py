@@ -1,6 +1,6 @@
 """Models of keras-hub train in a pipeline as they do without one.
 
-`python -m benchmarks.keras_hub` has the table of all families.
+`python -m benchmarks.studies.keras_hub` has the table of all families.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from benchmarks.keras_hub import FAMILIES, compare
+from benchmarks.studies.keras_hub import FAMILIES, compare
 from tests.helpers.marks import nightly
 
 # Worst differences are some roundings. Families that compute in float32 in part,

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import int8
+from benchmarks.studies import int8
 from tests.helpers import experiments
 from tfgpipe_params.image import digits
 from tfgpipe_params.image.classifiers import ConvNetClassifier

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from benchmarks import gpipe_tables
-from benchmarks.amoebanet import amoebanet_d
+from benchmarks.studies import gpipe_tables
+from benchmarks.studies.amoebanet import amoebanet_d
 
 
 @pytest.fixture(scope="module")

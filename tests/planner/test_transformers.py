@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.llama_plans import workload
+from benchmarks.studies.llama_plans import workload
 from tests.helpers.planner_toys import config
 from tfgpipe.planner import TABLE, Link, PlanRequest
 from tfgpipe.planner.shard_axes import UNITS

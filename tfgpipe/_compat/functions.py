@@ -41,11 +41,16 @@ def trace_function(
     specs: Sequence[tf.TensorSpec],
     *,
     name: str,
+    inlined: bool = False,
 ) -> Any:
-    """Returns a function traced for known shapes, which is never inlined.
+    """Returns a function traced for known shapes.
 
-    Inlined functions would make the graph of a step grow with the number of layers, not
-    of actions.
+    Args:
+        function: The function.
+        specs: Of its arguments.
+        name: Its name.
+        inlined: True if TensorFlow is to put its operations in place of its calls. Else
+            the graph of a step grows with the number of actions alone, not of layers.
     """
 
     def named(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -54,7 +59,9 @@ def trace_function(
     named.__name__ = name
     with tf.init_scope():
         return tf.function(
-            named, autograph=False, experimental_attributes={"_noinline": True}
+            named,
+            autograph=False,
+            experimental_attributes=None if inlined else {"_noinline": True},
         ).get_concrete_function(*specs)
 
 
@@ -118,7 +125,7 @@ def graphs_of_functions(library: Any) -> dict[str, tf.Graph]:
 
 
 class GraphFunction:
-    """A function of known shapes that is called often and never inlined.
+    """A function of known shapes that is called often, and inlined only when asked to.
 
     It is optimized by Grappler even if the graph around it is not.
 
@@ -147,6 +154,9 @@ class GraphFunction:
         if tf.executing_eagerly() or _needs_tape(tensors):
             with _call_with(outside):
                 return list(self._function(*tensors))
+        if getattr(_thread_options, "inlines", False):
+            config = current.config_proto_serialized
+            return _call(self._inlined, tensors, self._name, config, "")
         config, executor = outside.config_proto_serialized, current.executor_type or ""
         if (config, executor) not in self._wrappers:
             arguments = self._function.inputs[: len(tensors)]  # Captures come after.
@@ -162,6 +172,26 @@ class GraphFunction:
             )
         wrapper = self._wrappers[config, executor]
         return _call(wrapper, tensors, self._name, _without_passes(config), "")
+
+    @functools.cached_property
+    def _inlined(self) -> Any:
+        """The same function, as TensorFlow inlines it."""
+        inner = self._function.inputs
+        captured = self._function.captured_inputs
+        arguments = inner[: len(inner) - len(captured)]
+        definition = self.graph.as_graph_def()
+
+        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            given = map(tf.identity, (*tensors, *captured))
+            return tf.graph_util.import_graph_def(
+                definition,
+                input_map={x.name: y for x, y in zip(inner, given, strict=True)},
+                return_elements=[x.name for x in self._function.outputs],
+                name="",
+            )
+
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
+        return trace_function(run, specs, name=self._name, inlined=True)
 
 
 def may_be_recorded() -> bool:
@@ -181,6 +211,25 @@ def gradient_calls() -> Iterator[None]:
         yield
     finally:
         _thread_options.is_gradient = before
+
+
+@contextlib.contextmanager
+def inlined_calls() -> Iterator[None]:
+    """Calls of a `GraphFunction` inside are inlined when the graph around them runs.
+
+    A call costs as much as some tens of operations. Grappler then optimizes that graph:
+    also within `grappler_off`, whose other functions have been traced without.
+    """
+    before = getattr(_thread_options, "inlines", False)
+    outside = getattr(_thread_options, "options", None)
+    if outside is not None:
+        context.context().function_call_options = outside
+        _thread_options.options = None
+    _thread_options.inlines = True
+    try:
+        yield
+    finally:
+        _thread_options.inlines = before
 
 
 def clustering_stop() -> tf.Operation | None:
@@ -223,22 +272,29 @@ def grappler_off() -> Iterator[None]:
         _thread_options.options = before
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class UnoptimizedFunction:
     """Calls a function, and traces it first if need be, without Grappler.
 
     Attributes:
         function: The function.
         scope: Makes a context in which it is called.
+        inlines: True if it was traced with `inlined_calls`, so Grappler optimizes it.
     """
 
     function: Callable[..., Any]
     scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    inlines: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
+        if self.inlines:
+            with self.scope():
+                return self.function(*args, **kwargs)
         with grappler_off(), self.scope():
-            return self.function(*args, **kwargs)
+            results = self.function(*args, **kwargs)
+            self.inlines = _thread_options.options is None
+        return results
 
 
 def without_grappler(

@@ -17,9 +17,9 @@ and of Google Cloud's pages on its TPUs (a row is a core of v2 and v3, a chip of
 later ones). The way to a GPU's host is three quarters of its PCI Express: 16 lanes of
 the third, fourth or fifth generation. `fusion_factor` and `temp_factor` are what
 compilers make of blocks of a transformer and of convolutions, in float32 and bfloat16,
-where there is a compiler to ask (`benchmarks.compiled_costs`): XLA for an H100, libtpu
-0.0.52 for a v5e. All other ones, efficiencies and overheads are round guesses: measure
-your own.
+where there is a compiler to ask (`benchmarks.studies.compiled_costs`): XLA for an H100,
+libtpu 0.0.52 for a v5e. All other ones, efficiencies and overheads are round guesses:
+measure your own.
 """
 
 from __future__ import annotations
@@ -267,11 +267,12 @@ _DEVICES = (
         group=64,
         fusion_factor=1.0,
         overhead=50e-6,
-        source="one core at 2.5 GHz with AVX2; benchmarks/planner.py measures yours",
+        source="one core at 2.5 GHz with AVX2; "
+        "benchmarks/studies/planner.py measures yours",
     ),
 )
 # What compilers leave: `fusion_factor` and `temp_factor`, means of the blocks of
-# `benchmarks.compiled_costs`.
+# `benchmarks.studies.compiled_costs`.
 _BY_XLA = (0.26, 0.6)
 _BY_LIBTPU = (0.12, 0.6)
 _COMPILED = {

@@ -193,10 +193,13 @@ class Executor:
             frees: True to free the tensors that a backward has used, as no other
                 gradient needs them.
         """
-        for action in actions:
-            action.kind.run(self, action)
-            if frees and action.kind.is_pass and action.kind.in_flight < 0:
-                del self._runs[action.stage].saved[action.microbatch]
+        # Times are those of calls.
+        inlines = self.step.is_small and self._timer is None
+        with functions.inlined_calls() if inlines else contextlib.nullcontext():
+            for action in actions:
+                action.kind.run(self, action)
+                if frees and action.kind.is_pass and action.kind.in_flight < 0:
+                    del self._runs[action.stage].saved[action.microbatch]
 
     def run_pass(self, action: Action) -> None:
         """Runs the stage function of an action, and passes its results on."""

@@ -16,6 +16,9 @@ from tfgpipe.runtime.state import InitialState
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import Boundary, TracedStage
 
+# A step of fewer operations is small: calls of functions take much of its time.
+FEW_OPERATIONS = 4096
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
@@ -57,6 +60,12 @@ class Step:
         """The values of the weights before the step."""
         state = self.initial_state
         return [state.values[variable] for variable in state.trainable]
+
+    @functools.cached_property
+    def is_small(self) -> bool:
+        """True if calls of functions take much of its time."""
+        operations = sum(len(stage.trace.edges) for stage in self.traced)
+        return operations * len(self.split.sizes) < FEW_OPERATIONS
 
     @property
     def has_side_effects(self) -> bool:

@@ -52,7 +52,7 @@ _FUSED = frozenset((*_COPIES, *_REDUCTIONS, *_ELEMENTWISE))
 _PRODUCTS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul")
 _FUSED_INTO_PRODUCTS = ("Elu", "LeakyRelu", "Relu", "Relu6")
 # A chain has to save the writing of as many numbers to pay for its call:
-# `python -m benchmarks.fusion`.
+# `python -m benchmarks.studies.fusion`.
 _MIN_SAVED_ELEMENTS = 2**18
 # A result of at most this part of the largest in its chain is short.
 _SHORT = 1 / 8
