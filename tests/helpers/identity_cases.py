@@ -35,9 +35,8 @@ FACTORS = {
     # Of the loss in the model, and sample weights `[rows]` or `[rows, 1]`.
     "reduction": ("sum_over_batch_size", "mean_with_sample_weight", "sum"),
     "weights": (None, "rows", "column"),
-    # On CPUs as on them, with the functions of stages inlined, as in small steps, with
-    # all chains of operations fused, as on GPUs, or as on TPUs, where XLA compiles every
-    # function.
+    # On CPUs as on them, with functions inlined, as in small steps, with all chains of
+    # operations fused, as on GPUs, or as on TPUs, where XLA compiles every function.
     "kernels": ("native", "inlined", "fused", "gpu", "tpu"),
 }
 # What takes longest to trace waits for the night.

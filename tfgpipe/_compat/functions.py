@@ -47,7 +47,7 @@ def trace_function(
 
     Args:
         function: The function.
-        specs: Of its arguments.
+        specs: Shapes and types of its arguments.
         name: Its name.
         inlined: True if TensorFlow is to put its operations in place of its calls. Else
             the graph of a step grows with the number of actions alone, not of layers.
