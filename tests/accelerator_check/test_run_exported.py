@@ -51,8 +51,9 @@ def test_arguments_are_drawn_the_same_again_and_each_its_own():
 
 def differs(expected, received) -> float:
     """Returns the difference of results, of a tolerance of 1e-3."""
-    compared = [run_exported.sampled(results) for results in (expected, received)]
-    return run_exported.difference(*compared, 1e-3)
+    return run_exported.difference(
+        run_exported.sampled(expected), run_exported.sampled(received), 1e-3
+    )
 
 
 def test_a_difference_is_in_units_of_what_is_tolerated():

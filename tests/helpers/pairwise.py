@@ -80,17 +80,28 @@ def _completed(
             if case.keys() >= asked.keys()
         )
 
+    def has_value(name: str) -> bool:
+        found = False
+        for value in factors[name]:
+            case[name] = value
+            found = found or not broken(name)
+        del case[name]
+        return found
+
     def fill(position: int) -> bool:
         if position == len(missing):
             return True
-        name = missing[position]
+        name, later = missing[position], missing[position + 1 :]
+        related = {other for asked, _ in rules[name] for other in asked}
         for value in rng.sample(factors[name], len(factors[name])):
             case[name] = value
-            if not broken(name) and fill(position + 1):
+            # What leaves another factor no value is not gone on with.
+            fits = not broken(name) and all(map(has_value, related.intersection(later)))
+            if fits and fill(position + 1):
                 return True
         del case[name]
         return False
 
-    if any(map(broken, given)) or not fill(0):
+    if any(map(broken, given)) or not all(map(has_value, missing)) or not fill(0):
         return None
     return tuple(case[name] for name in factors)
