@@ -1,7 +1,7 @@
 """As `tests/models/test_identity.py`, with triples in place of pairs.
 
-Schedules that are not there have pairs. To find the triples takes seconds, which only the
-night has.
+Schedules that are not there have pairs. To find the triples takes seconds, which only
+the night has.
 """
 
 from __future__ import annotations

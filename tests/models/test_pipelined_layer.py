@@ -20,6 +20,7 @@ from tests.helpers.layer_stacks import REMAT_MODES, dense, normalised, regularis
 from tests.helpers.marks import nightly
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import dtype_policies
+from tfgpipe.runtime import step
 
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
 Y = np.random.default_rng(1).standard_normal((12, 3), dtype=np.float32)
@@ -812,8 +813,11 @@ def test_a_layer_behind_that_needs_a_mask_gets_it_when_the_model_is_made():
     assert model(np.array([[1, 0, 0, 0]] * 2)).shape == (2, 4, 3)
 
 
-@pytest.mark.parametrize("in_graph", [True, False])
-def test_gradients_of_gradients_by_the_input_of_frozen_layers(in_graph):
+@pytest.mark.parametrize("in_graph", [True, False, "inlined"])
+def test_gradients_of_gradients_by_the_input_of_frozen_layers(in_graph, monkeypatch):
+    if in_graph == "inlined":
+        monkeypatch.setattr(step, "FEW_OPERATIONS", 2**12)
+
     def dense():
         return keras.layers.Dense(4, activation="tanh", trainable=False)
 

@@ -179,6 +179,9 @@ class GraphFunction:
         inner = self._function.inputs
         captured = self._function.captured_inputs
         arguments = inner[: len(inner) - len(captured)]
+        # A tape that has seen another call of it has added outputs for its gradient.
+        count = len(tf.nest.flatten(self._function.structured_outputs))
+        outputs = [x.name for x in self._function.outputs[:count]]
         definition = self.graph.as_graph_def()
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -186,7 +189,7 @@ class GraphFunction:
             return tf.graph_util.import_graph_def(
                 definition,
                 input_map={x.name: y for x, y in zip(inner, given, strict=True)},
-                return_elements=[x.name for x in self._function.outputs],
+                return_elements=outputs,
                 name="",
             )
 

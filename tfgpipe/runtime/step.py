@@ -17,7 +17,7 @@ from tfgpipe.schedules import Schedule
 from tfgpipe.stage import Boundary, TracedStage
 
 # A step of fewer operations is small: calls of functions take much of its time.
-FEW_OPERATIONS = 4096
+FEW_OPERATIONS = 2**12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
