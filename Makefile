@@ -11,6 +11,7 @@
 #   make guide     rebuild the notebook after editing docs/tutorial/guide.py
 #   make pictures  the pictures of docs/
 #   make bench     measure steps beside torch, JAX and plain Keras
+#   make regression  overhead of short steps and retraces, beside the last result
 #   make accelerator-check  what holds on the GPUs of this machine, as a report
 #   make measure   speed, schedules, profile, start-up, memory, cuts, plans, retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
@@ -31,7 +32,7 @@ BIN := $(VENV)/bin
 TRAINER_INSTALLED := $(VENV)/.installed-trainer
 DEV_INSTALLED := $(VENV)/.installed-dev
 
-.PHONY: help train test test-all test-nightly test-keras test-tensorflow lint format site guide pictures bench accelerator-check measure clean
+.PHONY: help train test test-all test-nightly test-keras test-tensorflow lint format site guide pictures bench regression accelerator-check measure clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -107,6 +108,9 @@ guide: $(DEV_INSTALLED)
 
 bench: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks
+
+regression: $(DEV_INSTALLED)
+	$(BIN)/python -m benchmarks.regression
 
 # It compares with what the tests' helpers compute.
 accelerator-check: $(DEV_INSTALLED)

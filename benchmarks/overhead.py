@@ -54,7 +54,7 @@ def _callbacks(count: int) -> list[Any]:
     ]
 
 
-def _models(num_metrics: int) -> list[Any]:
+def models(num_metrics: int) -> list[Any]:
     """Returns the plain model, and its pipelines."""
     import keras
 
@@ -63,15 +63,15 @@ def _models(num_metrics: int) -> list[Any]:
     def layers() -> list[Any]:
         return [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
 
-    models = [keras.Sequential([keras.Input((WIDTH,)), *layers()])]
-    models += [
+    made = [keras.Sequential([keras.Input((WIDTH,)), *layers()])]
+    made += [
         tfgpipe.PipelinedModel(layers(), num_stages=K, num_microbatches=M)
         for K, M in PIPELINES
     ]
-    for model in models:
+    for model in made:
         model.build((None, WIDTH))
         model.compile("sgd", "mse", metrics=_metrics(num_metrics))
-    return models
+    return made
 
 
 def _fit(count: int) -> Callable[..., None]:
@@ -155,9 +155,11 @@ def main() -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tfgpipe.make_logical_cpus(2)
-    models = {count: _models(count) for count in {count for count, _ in CASES.values()}}
+    by_count = {
+        count: models(count) for count in {count for count, _ in CASES.values()}
+    }
     rows = [
-        measure(name, run, models[count], steps=flags.steps, turns=flags.turns)
+        measure(name, run, by_count[count], steps=flags.steps, turns=flags.turns)
         for name, (count, run) in CASES.items()
     ]
     print(tables.draw(rows))
