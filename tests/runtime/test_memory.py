@@ -21,7 +21,9 @@ from tfgpipe.runtime.stage_run import StageRun
 CHILD = """
 import json, re, sys
 import tfgpipe
+from tfgpipe.runtime import step
 tfgpipe.make_logical_cpus(2)
+step.FEW_OPERATIONS = int(sys.argv.pop(1))
 import keras, tensorflow as tf
 def peak():
     # Not `ru_maxrss`, which a process inherits from the one that started it.
@@ -52,18 +54,20 @@ print(json.dumps(growth))
 """
 
 
-def peak_growth(rows: int, *remats: str) -> list[int]:
+def peak_growth(rows: int, *remats: str, few: int = 0) -> list[int]:
+    """Returns the growth of each; steps of fewer operations than `few` are inlined."""
     # oneDNN's pool grows in steps of its own, and keeps what is freed.
     system = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
-    child = interpret(CHILD, str(rows), *remats, **system)
+    child = interpret(CHILD, str(few), str(rows), *remats, **system)
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout)
 
 
-def test_rematerialisation_at_least_halves_peak_memory():
+@pytest.mark.parametrize("few", [0, 2**12])
+def test_rematerialisation_at_least_halves_peak_memory(few):
     """In one process, so that what takes more comes later."""
     rows = 4096
-    recomputed, kept = peak_growth(rows, "stage", "none")
+    recomputed, kept = peak_growth(rows, "stage", "none", few=few)
     # 16 layers x (input, pre-activation) x rows x 256 floats.
     assert kept > 16 * 2 * rows * 256 * 4
     assert recomputed < kept / 2

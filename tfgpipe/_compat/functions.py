@@ -185,7 +185,10 @@ class GraphFunction:
         definition = self.graph.as_graph_def()
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            given = map(tf.identity, (*tensors, *captured))
+            # As a call would, all waits for all arguments: what is recomputed is not
+            # computed early, nor taken from where it was computed before.
+            with tf.control_dependencies([tf.group(*tensors)]):
+                given = list(map(tf.identity, (*tensors, *captured)))
             return tf.graph_util.import_graph_def(
                 definition,
                 input_map={x.name: y for x, y in zip(inner, given, strict=True)},
