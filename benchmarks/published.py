@@ -8,7 +8,7 @@
 Compared are tokens a second on a device, and the GiB of the fullest one. A source that
 has MFU counts 6 FLOPs for each weight of a matrix, the head's among them, and 12 n u
 for each token of a block, with n positions and heads of width u in all; that gives its
-tokens. Rows with a reason in `left_out` are not predicted.
+tokens. Rows with a reason in `skipped` are not predicted.
 
 In each family and kind of device every second setting calibrates, and the others are
 judged; rows of equal settings are on the same side. Calibrated are
@@ -109,7 +109,7 @@ class Published:
         mfu: Published MFU in percent, or 0.
         samples: Published sequences a second on a device, or 0.
         memory_gib: Published GiB of the fullest device, or 0.
-        left_out: Reason for which the row is not predicted, or nothing.
+        skipped: Reason for which the row is not predicted, or nothing.
     """
 
     family: str
@@ -146,7 +146,7 @@ class Published:
     mfu: float
     samples: float
     memory_gib: float
-    left_out: str
+    skipped: str
 
     @property
     def flops_per_token(self) -> float:
@@ -521,16 +521,16 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     flags = parser.parse_args(args)
     rows = read()
-    names = [*dict.fromkeys(row.family for row in rows if not row.left_out)]
+    names = [*dict.fromkeys(row.family for row in rows if not row.skipped)]
     details, summaries = [], []
     for name in flags.families.split(",") if flags.families else names:
-        mine = [row for row in rows if row.family == name and not row.left_out]
+        mine = [row for row in rows if row.family == name and not row.skipped]
         found, fit = judge(mine, exchanged=flags.exchange)
         details += [*map(detail, found)]
         summaries.append(summary(name, found))
         print(f"{name}: {fit}.")
     print(tables.draw(details))
-    reasons = [f"{row.family}: {row.left_out}" for row in rows if row.left_out]
+    reasons = [f"{row.family}: {row.skipped}" for row in rows if row.skipped]
     for reason in dict.fromkeys(reasons):
         print(f"{reasons.count(reason)} rows left out of {reason}.")
     print(tables.draw_markdown(summaries))

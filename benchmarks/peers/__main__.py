@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pythons = environments.find(
         flags.environments, {name: path for name, path in given.items() if path}
     )
-    left_out = {n: environments.missing(n, pythons.get(n)) for n in environments.PEERS}
-    notes = [reason for reason in left_out.values() if reason is not None]
+    skipped = {n: environments.missing(n, pythons.get(n)) for n in environments.PEERS}
+    notes = [reason for reason in skipped.values() if reason is not None]
     print(*notes, sep="\n", flush=True)
     rows: list[tables.Row] = []
     versions = report.our_versions()
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     workload,
                     num_microbatches=num_microbatches,
                     schedules=flags.schedules,
-                    pythons={n: pythons[n] for n in pythons if left_out[n] is None},
+                    pythons={n: pythons[n] for n in pythons if skipped[n] is None},
                     steps=flags.steps,
                     num_stages=flags.stages,
                     remat=remat,

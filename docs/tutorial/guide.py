@@ -788,7 +788,7 @@ tfgpipe.plot_mesh(device_memory(model))
 # `PipelineStrategy(num_stages=2, cluster="10.0.0.5:4000,10.0.0.6:4000")`. Nothing else
 # in the program changes.
 #
-# [two_hosts.py](../../examples/two_hosts.py) does this with two workers on one machine,
+# [multi_host.py](../../examples/multi_host.py) does this with two workers on one machine,
 # kills a process, and continues from a checkpoint. Read [several
 # hosts](../how-to/hosts.md) before you open a port: TensorFlow's runtime has no
 # authentication.

@@ -22,9 +22,9 @@ from tests.helpers.subprocesses import ROOT
 
 SLOW = {
     *("efficientnet", "experts_and_slices", "gpt2_lora", "split_vocabulary"),
-    "three_axes",
+    "dp_pp_tp",
 }
-QUICK = sorted(EXAMPLES.keys() - SLOW - {"two_hosts"})
+QUICK = sorted(EXAMPLES.keys() - SLOW - {"multi_host"})
 PICTURES = {"own_schedule": "schedule.png", "unet": "unet.png"}
 
 
@@ -38,7 +38,7 @@ def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_two_hosts_go_on_after_a_kill(tmp_path: Path) -> None:
     """Runs the command as it is in the docstring."""
-    ((command,), promised, *_) = indented_blocks("two_hosts")
+    ((command,), promised, *_) = indented_blocks("multi_host")
     words = shlex.split(command.replace("examples/", f"{FOLDER}/"))
     run = subprocess.run(
         [sys.executable if word == "python" else word for word in words],

@@ -10,7 +10,7 @@ Two things make a product of a microbatch slow where that of a mini-batch is not
   the sum goes down the rows: in `x @ W` with W `[n, 1024]` and in `x^T @ dy`. With 64
   bytes more to a row they do not.
 
-`python -m benchmarks.studies.products` measures the forms.
+`python -m benchmarks.studies.matmul` measures the forms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Quantization-aware training in two stages, and the int8 file for TFLite.
 
-    python examples/int8_file.py [FILE]
+    python examples/quantize_int8.py [FILE]
 
 It needs no GPU but scikit-learn, takes 15 seconds, writes FILE (`digits.tflite`), and
 ends with:

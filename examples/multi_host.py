@@ -1,6 +1,6 @@
 """Two hosts and the supervisor: a process is killed, and the training goes on.
 
-    python -m tfgpipe.cluster launch --workers=2 -- python examples/two_hosts.py
+    python -m tfgpipe.cluster launch --workers=2 -- python examples/multi_host.py
 
 starts two workers on this machine in place of those on two hosts, each of which has one
 stage. It needs no GPU, takes 60 seconds, and ends with:

@@ -2,7 +2,7 @@
 
 The three matrix products of a dense layer, plain and by `tfgpipe.graph.passes`.
 
-    python -m benchmarks.studies.products
+    python -m benchmarks.studies.matmul
 
 For a microbatch of some rows and weights W: `x W` of the forward, `dy W^T` and `x^T dy`
 of the backward, on one core. Median milliseconds of both forms where they differ, and

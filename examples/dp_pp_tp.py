@@ -1,6 +1,6 @@
 """Replicas x stages x shards: data, pipeline and tensor parallelism on eight devices.
 
-    python examples/three_axes.py
+    python examples/dp_pp_tp.py
 
 It needs no GPU, takes 30 seconds, and ends with:
 
