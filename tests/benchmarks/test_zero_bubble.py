@@ -23,6 +23,7 @@ def test_simulated_bubbles_are_the_published_ones_to_the_last_digit(published):
     assert found["interleaved"] > published.interleaved
 
 
+@pytest.mark.nightly
 def test_the_table_has_a_row_for_each_model_and_number_of_microbatches(capsys):
     zero_bubble.main([])
     lines = capsys.readouterr().out.splitlines()

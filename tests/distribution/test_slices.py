@@ -115,6 +115,7 @@ def test_they_are_saved_and_loaded_whole_by_any_number_of_replicas(tmp_path):
     assert in_slices(loaded_whole(model, stack, strategy_of(2), tmp_path))
 
 
+@pytest.mark.nightly
 def test_a_cut_that_moves_takes_slices_along(floatx):
     floatx("float64")
     strategy = strategy_of()
@@ -149,6 +150,7 @@ def test_a_layer_in_another_model(floatx):
     assert_trains_the_same(model(), received, measures=False, **rows)
 
 
+@pytest.mark.nightly
 def test_stages_of_two_shards(floatx):
     floatx("float64")
 
@@ -215,6 +217,7 @@ def test_slices_in_half_precision_train_as_the_plain_model():
         np.testing.assert_allclose(a.numpy(), b.numpy(), 0, 2e-3)
 
 
+@pytest.mark.nightly
 def test_a_table_that_stages_share(floatx):
     """Each stage gathers it for itself; microbatches wait on the host meanwhile."""
     floatx("float64")

@@ -173,6 +173,7 @@ def synchronized(**arguments):
     return layers.BatchNormalization(synchronized=True, **arguments)
 
 
+@pytest.mark.nightly
 def test_one_microbatch_is_what_keras_does_with_replicas():
     expected = fitted(
         compare.mirrored(2),

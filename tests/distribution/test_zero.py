@@ -101,6 +101,7 @@ def test_what_is_shared_out_is_saved_and_loaded_whole(tmp_path, shares):
     loaded_whole(model, short_stack, strategy, tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_cut_that_moves_takes_along_what_is_shared_out():
     strategy = strategy_of()
     recut, left = (made(strategy=strategy, partition=[1, 3]) for _ in range(2))

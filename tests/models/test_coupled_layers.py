@@ -111,12 +111,14 @@ def test_the_balance_of_experts_is_that_of_the_mini_batch(schedule, K, arguments
     assert_alike(experts, num_stages=K, schedule=schedule, **arguments)
 
 
+@pytest.mark.nightly
 def test_so_it_is_of_a_known_length_and_in_a_searched_order():
     assert_alike(
         lambda: experts(LENGTH), num_stages=3, num_microbatches=4, schedule="auto"
     )
 
 
+@pytest.mark.nightly
 def test_so_it_is_where_xla_compiles_every_function():
     plain = experts(LENGTH)
     pipelined = tfgpipe.pipeline(experts(LENGTH), num_stages=3, num_microbatches=4)
@@ -216,6 +218,7 @@ def test_what_it_draws_is_the_same_in_both_sweeps():
     assert [x.why for x in verified.causes] == ["draws random numbers"]
 
 
+@pytest.mark.nightly
 def test_they_train_in_half_precision_as_the_plain_model():
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -111,6 +111,7 @@ def test_sample_weights_and_loss_weights():
     assert_alike(plain, pipelined, found)
 
 
+@pytest.mark.nightly
 def test_statistics_and_draws_are_those_of_the_microbatches():
     """And move once, though there are two sweeps; layers' losses count once."""
 
@@ -230,6 +231,7 @@ def test_masks_of_outputs_count():
     assert_alike(plain, pipelined, found)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_a_step_in_half_precision_is_the_plain_one(policy):
     keras.config.set_floatx("float32")

@@ -129,6 +129,7 @@ def causal_model(name, **arguments):
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", nightly(sorted(CAUSAL), gate=["GPT2", "Llama"]))
 def test_tokens_are_those_of_keras_hub(name):
     """The likeliest ones, and drawn ones."""

@@ -224,6 +224,7 @@ def test_three_steps_are_those_of_the_plain_model(case, plain):
     assert_same(plain(everything), received)
 
 
+@pytest.mark.nightly
 def test_what_depends_on_the_inputs_is_assigned_as_with_one_microbatch(plain):
     for remat in ("stage", "layer"):
         model = tfgpipe.pipeline(
@@ -240,6 +241,7 @@ def test_a_weight_that_each_microbatch_assigns_anew_is_named():
 
 
 # Of two replicas the second has no rows at all.
+@pytest.mark.nightly
 @pytest.mark.parametrize(("num_replicas", "rows"), [(1, 2), (2, 1)])
 def test_a_microbatch_without_rows_assigns_nothing_and_adds_nothing(num_replicas, rows):
     plain_model = make(everything)

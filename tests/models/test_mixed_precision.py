@@ -474,6 +474,7 @@ def test_the_scale_grows_after_as_many_steps_as_keras_says():
     assert_same_state(plain, pipelined)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("mixed_precision")
 @pytest.mark.parametrize(
     ("face", "row"),

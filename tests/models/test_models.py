@@ -109,6 +109,7 @@ def test_an_output_without_a_loss():
     )
 
 
+@pytest.mark.nightly
 def test_the_loss_honours_masks():
     """A mean over what is no padding, for each output by its own mask."""
     plain, pipelined = compare.model_pair(
@@ -123,6 +124,7 @@ def test_the_loss_honours_masks():
     assert abs(counted[1] - everywhere) > 1e-3
 
 
+@pytest.mark.nightly
 def test_a_padded_sequence_model_is_fitted_on_what_is_no_padding():
     plain, pipelined = compare.model_pair(
         zoo.masked_tokens, num_stages=3, num_microbatches=3

@@ -12,6 +12,7 @@ import tfgpipe
 from tests.helpers import compare
 from tests.helpers.identity import assert_same_step
 from tests.helpers.identity_models import STACKS
+from tests.helpers.marks import nightly
 from tfgpipe import schedules
 from tfgpipe._compat import executed
 from tfgpipe.schedules import Offload
@@ -46,7 +47,7 @@ def offloaded(name, **options):
         ("1f1b", "wide", {"remat": "none", "shards": (2, "gather")}),
     ],
 )
-@pytest.mark.parametrize("rows", [12, 13])
+@pytest.mark.parametrize("rows", nightly([12], gate=[13]))
 def test_steps_are_those_of_the_plain_model(name, stack, arguments, rows):
     policy = offloaded(name)
     given = {**arguments, "num_stages": 4, "num_microbatches": 6}
@@ -191,7 +192,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("jit_compile", ["auto", True])
+@pytest.mark.parametrize("jit_compile", nightly([True], gate=["auto"]))
 def test_slots_on_the_host_train_as_the_plain_model(optimizer, jit_compile, tmp_path):
     arguments = {"offload_optimizer": True, "jit_compile": jit_compile}
     devices = [f"CPU:{p}" for p in range(1, 4)]
@@ -218,6 +219,7 @@ def test_slots_on_the_host_train_as_the_plain_model(optimizer, jit_compile, tmp_
     assert {x.value.device[-5:] for x in loaded.optimizer.variables} == {"CPU:0"}
 
 
+@pytest.mark.nightly
 def test_slots_of_a_compiled_model_move_to_the_host_and_a_plan_leaves_them_out():
     plain = model()
     plain.compile("adam", "mse")

@@ -785,6 +785,7 @@ MODELS = {
 GRID = [*({"num_stages": K, "num_microbatches": M} for K, M in FEW), {"first": 3}]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "arguments"),
     nightly(

@@ -8,6 +8,7 @@ import pytest
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 from tfgpipe import remat
 from tfgpipe.costs import profiler
 from tfgpipe_params.lm.transformer import Block
@@ -28,7 +29,7 @@ def data(rows=8):
     return np.random.default_rng(0).normal(size=(rows, 6, 8)).astype("float32")
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("schedule", nightly(["1f1b"], gate=["zero_bubble"]))
 @pytest.mark.parametrize(
     "policy", ["products", remat.ProductsRemat(ops=("MatMul", "Softmax"))], ids=str
 )

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
+from tests.helpers.marks import nightly
 from tfgpipe import remat
 from tfgpipe.stage import StageFunctions
 from tfgpipe_params.lm.transformer import Block
@@ -63,7 +64,9 @@ def plain_blocks():
     return model
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble", "interleaved"])
+@pytest.mark.parametrize(
+    "schedule", nightly(["gpipe", "zero_bubble", "interleaved"], gate=["1f1b"])
+)
 @pytest.mark.parametrize(
     ("make", "policy"),
     [
@@ -121,6 +124,7 @@ def test_a_name_that_nothing_has_is_told_with_those_there_are():
         pipelined.train_on_batch(data(), data())
 
 
+@pytest.mark.nightly
 def test_the_limit_of_a_pipeline_is_kept_and_too_little_told():
     """A plan is for 32 examples; of a mini-batch of more only the step knows."""
     for rows in (8, 4096):
@@ -134,6 +138,7 @@ def test_the_limit_of_a_pipeline_is_kept_and_too_little_told():
                 pipelined.train_on_batch(x, x)
 
 
+@pytest.mark.nightly
 def test_a_batch_of_any_size_needs_no_limit_and_has_none():
     for limit, expected in ((None, None), (1e9, "drop_remainder=True")):
         pipelined = tfgpipe.pipeline(
@@ -148,6 +153,7 @@ def test_a_batch_of_any_size_needs_no_limit_and_has_none():
             pipelined.fit(dataset, verbose=0)
 
 
+@pytest.mark.nightly
 def test_plans_count_what_a_price_saves_and_auto_as_no_more_than_the_stage():
     def plan(policy):
         return tfgpipe.plan(blocks(), **GIVEN, remat=policy, batch_size=8)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.identity import assert_same_step
 from tests.helpers.identity_models import STACKS, masked
+from tests.helpers.marks import nightly
 from tests.helpers.some_schedules import order
 from tfgpipe import schedules
 from tfgpipe.schedules.schedule import Schedule
@@ -66,7 +67,10 @@ HALF = (1e-2, 4e-3)
 @pytest.mark.usefixtures("mixed_precision")
 @pytest.mark.parametrize(
     ("schedule", "stack"),
-    [*((name, "dense") for name in schedules.NAMES), ("1f1b", "masked")],
+    nightly(
+        ((name, "dense") for name in schedules.NAMES),
+        gate=[("1f1b", "masked"), ("gpipe", "dense"), ("zero_bubble", "dense")],
+    ),
 )
 def test_mixed_precision_scales_the_loss(schedule, stack):
     """Both models get Keras' own loss scaling, which is to be undone exactly."""

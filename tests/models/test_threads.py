@@ -37,6 +37,7 @@ def trained(model: keras.Model, seed: int) -> list[np.ndarray]:
     return [*history.values(), *predictions, *model.get_weights()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("quantized", [False, True])
 def test_results_are_those_of_one_thread(quantized):
     def make(seed):

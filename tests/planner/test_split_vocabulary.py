@@ -60,6 +60,7 @@ def test_each_device_has_its_tokens():
     assert found.missing_bytes < 0
 
 
+@pytest.mark.nightly
 def test_the_published_gain_is_met():
     """Yeung et al. 2024, table 5: 8 A100s, M=128, over the best cut of layers."""
     for tokens, published in ((131_072, 49.93 / 44.22), (262_144, 50.12 / 38.91)):

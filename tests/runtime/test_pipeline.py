@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers.identity_models import STACKS
 from tests.helpers.layer_stacks import REMAT_MODES
+from tests.helpers.marks import nightly
 from tests.helpers.recording_layer import LOG, Logs
 from tfgpipe import schedules
 from tfgpipe.runtime.executor import Executor
@@ -141,7 +142,9 @@ def needed_by(operations):
     return found
 
 
-@pytest.mark.parametrize("function", ["train_step", "test_step", "__call__"])
+@pytest.mark.parametrize(
+    "function", nightly(["test_step", "__call__"], gate=["train_step"])
+)
 def test_a_tf_function_of_ones_own_says_nothing_of_this_library(function, caplog):
     """AutoGraph warns of each function whose syntax it cannot convert."""
     layers = [

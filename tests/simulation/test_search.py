@@ -143,6 +143,7 @@ def test_no_more_are_in_flight_than_there_is_memory_for():
     assert max(found.schedule.in_flight) == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 def test_building_blocks_of_many_microbatches_are_near_the_bound(seed):
     """Two stages a device, whole backwards, where named ones take 2 to 9% longer."""

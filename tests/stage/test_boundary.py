@@ -99,6 +99,7 @@ def test_a_step_of_any_schedule_is_that_of_layers_at_the_boundaries(
     train_steps.assert_same(*done, rtol=RTOL, atol=ATOL)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_microbatches_without_rows(schedule, floatx):
     floatx("float64")

@@ -59,6 +59,7 @@ def test_eager_outputs_and_gradients_are_those_without_shards(floatx, case):
     identity.assert_equal(case, 3, "ring", graph=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "case", nightly(CASES, gate=["mlp", "attention", "language_model"])
 )

@@ -184,6 +184,7 @@ def test_tokens_outside_the_vocabulary_give_zeros():
     assert not np.any(found[1:])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("case", "ways", "epochs"),
     nightly(

@@ -24,6 +24,7 @@ def test_outputs_and_gradients_are_those_without_shards(floatx, case, remat, way
     identity.assert_equal_in_stages(case, remat, ways)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "schedule", nightly(schedules.NAMES[:4], gate=["1f1b", "interleaved"])
 )

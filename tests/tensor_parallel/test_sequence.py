@@ -206,6 +206,7 @@ def test_weights_in_files_are_those_of_keras(tmp_path, few):
     assert names[0] == names[1]
 
 
+@pytest.mark.nightly
 def test_a_pipeline_with_it_trains_as_the_plain_model(floatx):
     floatx("float64")
 
