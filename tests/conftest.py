@@ -19,6 +19,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Steps here are small, and stand for large ones, whose functions are not inlined; so do
+# those of processes that tests start.
+os.environ.setdefault("TFGPIPE_FEW_OPERATIONS", "0")
+
 # How long an example takes says nothing on a machine that is busy.
 hypothesis.settings.register_profile("tfgpipe", deadline=None)
 hypothesis.settings.load_profile("tfgpipe")
@@ -107,11 +111,8 @@ def _start_tensorflow() -> None:
     import keras  # noqa: F401
 
     import tfgpipe
-    from tfgpipe.runtime import step
 
     tfgpipe.make_logical_cpus(8)
-    # Steps here are small, and stand for large ones, whose functions are not inlined.
-    step.FEW_OPERATIONS = 0
 
 
 @pytest.fixture(autouse=True)

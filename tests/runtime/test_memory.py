@@ -21,9 +21,7 @@ from tfgpipe.runtime.stage_run import StageRun
 CHILD = """
 import json, re, sys
 import tfgpipe
-from tfgpipe.runtime import step
 tfgpipe.make_logical_cpus(2)
-step.FEW_OPERATIONS = int(sys.argv.pop(1))
 import keras, tensorflow as tf
 def peak():
     # Not `ru_maxrss`, which a process inherits from the one that started it.
@@ -58,7 +56,8 @@ def peak_growth(rows: int, *remats: str, few: int = 0) -> list[int]:
     """Returns the growth of each; steps of fewer operations than `few` are inlined."""
     # oneDNN's pool grows in steps of its own, and keeps what is freed.
     system = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
-    child = interpret(CHILD, str(few), str(rows), *remats, **system)
+    system["TFGPIPE_FEW_OPERATIONS"] = str(few)
+    child = interpret(CHILD, str(rows), *remats, **system)
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout)
 

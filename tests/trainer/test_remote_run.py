@@ -262,7 +262,7 @@ def test_a_killed_run_goes_on_on_another_machine(
         *flags,
         log=log,
         XDG_CACHE_HOME=str(tmp_path / "first"),
-        STEP_SECONDS="1.5",  # The store may be slower than steps.
+        STEP_SECONDS="4",  # The store may be slower than steps.
         **there,
     )
     with first as trainer:
