@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks import tables
 from benchmarks.peers import weights
@@ -48,14 +48,6 @@ SMALL: dict[str, dict[str, float]] = {
 # Sizes at which time is measured, where they are not the workload's own. Dropout draws
 # other masks on each side, so that losses cannot be compared: without it they are.
 TIMED: dict[str, dict[str, float]] = {"decoder": {"dropout": 0.1}}
-
-
-class Trains(Protocol):
-    """Something that trains a step when told to."""
-
-    def step(self) -> Step:
-        """Trains one step."""
-        ...
 
 
 class PeerProcess(contextlib.AbstractContextManager["PeerProcess"]):

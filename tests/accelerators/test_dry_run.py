@@ -23,6 +23,7 @@ from tfgpipe.accelerators import (
 )
 from tfgpipe.accelerators.hlo import hlo
 from tfgpipe.accelerators.placement import HOST
+from tfgpipe.runtime import step as runtime_step
 
 K, M, ROWS, WIDTH = 2, 4, 8, 16
 
@@ -266,14 +267,20 @@ def test_functions_and_updates_are_compiled() -> None:
 
 
 @pytest.mark.parametrize("schedule", tfgpipe.schedules.NAMES)
-@pytest.mark.parametrize("platform", ["GPU", None])
+@pytest.mark.parametrize(
+    ("platform", "few_operations"), [("GPU", 0), (None, 0), (None, 2**12)]
+)
 def test_what_is_written_in_place_is_read_by_nothing_else(
-    schedule: str, platform: Literal["GPU"] | None
+    schedule: str,
+    platform: Literal["GPU"] | None,
+    few_operations: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So it is ordered by data alone, whatever runs at the same time.
 
     And there is no variable of a reference type, whose writes are ordered by nothing.
     """
+    monkeypatch.setattr(runtime_step, "FEW_OPERATIONS", few_operations)
     layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(2 * K)]
     model = tfgpipe.PipelinedModel(
         layers, num_stages=2 * K, num_microbatches=M, schedule=schedule
@@ -289,9 +296,9 @@ def test_what_is_written_in_place_is_read_by_nothing_else(
                 continue
             x = op.inputs[0]
             assert x.consumers() == [op]
-            while x.op.type == "Reshape":
-                x, reshape = x.op.inputs[0], x.op
-                assert x.consumers() == [reshape]
+            while x.op.type in ("Identity", "Reshape"):
+                x, same = x.op.inputs[0], x.op
+                assert x.consumers() == [same]
             assert x.op.type == "Placeholder"
             index = [each.name for each in graph.inputs].index(x.name)
             callers = [call for call, function in calls.items() if function == name]

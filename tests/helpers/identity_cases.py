@@ -153,6 +153,12 @@ def boundaries_without_a_reference(transfer_dtype, stack):
 
 
 @impossible
+def inlined_in_no_graph(kernels, execution):
+    """Eagerly no graph has a call to inline."""
+    return kernels == "inlined" and execution == "eager"
+
+
+@impossible
 def compiled_without_sizes(kernels, sizes):
     """XLA compiles for shapes that are known."""
     return kernels in ("fused", "tpu") and sizes == "unknown"

@@ -764,7 +764,7 @@ GRADIENTS = (
     Fault(
         "a small step takes what it recomputes from where it was computed before",
         "tfgpipe/_compat/functions.py",
-        "with tf.control_dependencies([tf.group(*tensors)]):",
+        "with tf.control_dependencies([tf.group(*here)]):",
         "with contextlib.nullcontext():",
         (
             "tests/runtime/test_memory.py::"

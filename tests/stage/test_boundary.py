@@ -128,6 +128,17 @@ def test_stages_compiled_by_xla(transfer_dtype, floatx):
     compare.assert_runs_the_same(plain, pipelined, x, rtol=RTOL, atol=ATOL)
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_a_double_is_rounded_alike_whether_or_not_xla_compiles(name):
+    x = tf.constant(np.random.default_rng(0).standard_normal(2**20))
+    codec = codecs.find(name)
+    (encoded,) = codec.encode(x)
+    compiled = tf.function(lambda x: codec.encode(x)[0], jit_compile=True)
+    np.testing.assert_array_equal(compiled(x), encoded)
+    gradient = tf.function(codec.encode_gradient, jit_compile=True)
+    np.testing.assert_array_equal(gradient(x), codec.encode_gradient(x))
+
+
 def test_masks_and_integers_cross_as_they_are(floatx):
     floatx("float64")
 

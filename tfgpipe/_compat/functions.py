@@ -186,9 +186,11 @@ class GraphFunction:
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
             # As a call would, all waits for all arguments: what is recomputed is not
-            # computed early, nor taken from where it was computed before.
-            with tf.control_dependencies([tf.group(*tensors)]):
-                given = list(map(tf.identity, (*tensors, *captured)))
+            # computed early, nor taken from where it was computed before. They come to
+            # this device first, since a wait for another device is a message more.
+            here = list(map(tf.identity, (*tensors, *captured)))
+            with tf.control_dependencies([tf.group(*here)]):
+                given = list(map(tf.identity, here))
             return tf.graph_util.import_graph_def(
                 definition,
                 input_map={x.name: y for x, y in zip(inner, given, strict=True)},

@@ -21,7 +21,7 @@ class CastCodec(Codec):
 
     def encode(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Casts a value."""
-        return [tf.cast(tensor, self._dtype)]
+        return [self._half(tensor)]
 
     def decode(self, encoded: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
         """Casts a value back."""
@@ -37,7 +37,13 @@ class CastCodec(Codec):
 
     def encode_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Casts a gradient."""
-        return tf.cast(gradient, self._dtype)
+        return self._half(gradient)
+
+    def _half(self, tensor: tf.Tensor) -> tf.Tensor:
+        if tensor.dtype == tf.float64:
+            # TensorFlow rounds twice. So does XLA now, which by itself rounds once.
+            tensor = tf.cast(tensor, tf.float32)
+        return tf.cast(tensor, self._dtype)
 
 
 @dataclasses.dataclass(frozen=True)
