@@ -191,7 +191,7 @@ def traced_for(kernels: str, pipelined: keras.Model) -> Any:
     if kernels == "inlined":
         return mock.patch.object(step, "FEW_OPERATIONS", 2**20)
     if kernels == "fused":
-        return mock.patch.object(fusion, "_MIN_SAVED_ELEMENTS", 0)
+        return mock.patch.object(fusion, "MIN_SAVED_ELEMENTS", 0)
     (layer,) = (x for x in pipelined.layers if isinstance(x, tfgpipe.PipelinedLayer))
     return layer.traced_for(kernels.upper())
 

@@ -198,16 +198,17 @@ class JointGraph:
         self,
         types: Collection[str],
         form: Callable[
-            [tf.Operation, Callable[[tf.Operation], list[tf.Tensor]]], tf.Tensor | None
+            [tf.Operation, Callable[[tf.Operation], list[tf.Tensor]]],
+            tf.Tensor | list[tf.Tensor] | None,
         ],
     ) -> JointGraph:
-        """Returns the graph with other forms of some operations of one result.
+        """Returns the graph with other forms of some operations.
 
         Args:
             types: Types of the operations to look at.
-            form: Returns another form of an operation, or None. It is given the
-                operation, and a function from an operation to the tensors that it
-                reads by now.
+            form: Returns the first result, or a list of results, of another form of an
+                operation, or None. It is given the operation, and a function from an
+                operation to the tensors that it reads by now.
         """
         forms: dict[str, str] = {}
 
@@ -231,7 +232,9 @@ class JointGraph:
             ):
                 new = form(op, inputs)
             if new is not None:
-                forms[op.outputs[0].name] = new.name
+                made = new if isinstance(new, list) else [new]
+                for old, other in zip(op.outputs, made, strict=False):
+                    forms[old.name] = other.name
         return self.rewritten(forms) if forms else self
 
     def operation(self, tensor: str) -> tf.Operation:

@@ -325,7 +325,7 @@ def _stacked_specs(
 
 def _stack_rows(stacked: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Writes the rows of the next microbatch into the stack."""
-    return tf.raw_ops.InplaceUpdate(x=stacked, i=count, v=rows[None])
+    return tf.raw_ops.InplaceUpdate(x=stacked, i=count, v=tf.expand_dims(rows, 0))
 
 
 def _flatten_stacked(stacked: tf.Tensor) -> tf.Tensor:

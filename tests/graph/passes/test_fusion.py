@@ -32,7 +32,7 @@ class Fused:
             state=[],
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fusion, "_MIN_SAVED_ELEMENTS", least)
+            patch.setattr(fusion, "MIN_SAVED_ELEMENTS", least)
             self.fused = fusion.fuse_chains(self.plain, cache=self.cache)
         self.found = self.fused.forms
         self.graph = self.plain.graph
@@ -239,7 +239,7 @@ def test_a_pipeline_fuses_large_layers_and_trains_as_the_plain_model(remat):
 
 def test_a_chain_that_reads_a_condition_has_a_gradient_in_eager_mode(monkeypatch):
     """TensorFlow asks for one of the operation that computes the condition."""
-    monkeypatch.setattr(fusion, "_MIN_SAVED_ELEMENTS", 0)
+    monkeypatch.setattr(fusion, "MIN_SAVED_ELEMENTS", 0)
 
     def where_finite(x):
         finite = keras.ops.all(keras.ops.isfinite(x))

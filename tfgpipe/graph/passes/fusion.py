@@ -53,7 +53,7 @@ _PRODUCTS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul")
 _FUSED_INTO_PRODUCTS = ("Elu", "LeakyRelu", "Relu", "Relu6")
 # A chain has to save the writing of as many numbers to pay for its call:
 # `python -m benchmarks.studies.fusion`.
-_MIN_SAVED_ELEMENTS = 2**18
+MIN_SAVED_ELEMENTS = 2**18
 # A result of at most this part of the largest in its chain is short.
 _SHORT = 1 / 8
 # Constants of more numbers are given to a chain.
@@ -178,12 +178,15 @@ class _Search:
 
     def chains(self) -> Iterator[_Chain]:
         """Yields the chains, each after those that it reads."""
-        groups = [group for group in self._groups() if self._is_profitable(group)]
-        forward = [group for group in groups if group[0] in self._in_forward]
-        gradient = [group for group in groups if group[0] in self._in_gradient]
+        candidates = self._fusible - self._in_gradient - self._in_forward
+        forward, gradient = [], []
+        for group in self._groups():
+            if group[0] in self._in_forward:
+                forward += [group] if self._is_profitable(group) else []
+            elif self._is_profitable(self._with_own(group, candidates)):
+                gradient.append(group)
         # What these alone read of the forward, they compute again.
         in_gradient = {name for group in gradient for name in group}
-        candidates = self._fusible - self._in_gradient - self._in_forward
         for name in reversed(self._needed):
             if name in candidates and in_gradient.issuperset(self._readers_of(name)):
                 in_gradient.add(name)
@@ -270,12 +273,24 @@ class _Search:
         found = {id(group): group for group in groups.values()}.values()
         return sorted(found, key=lambda group: depths[group[0]])
 
+    def _with_own(self, group: Sequence[str], candidates: Collection[str]) -> list[str]:
+        """Returns a group with those of the candidates that it alone reads."""
+        members = dict.fromkeys(group)
+        pending = list(group)
+        while pending:
+            for name in map(partitioner.op_name, self._inputs[pending.pop()]):
+                is_new = name not in members and name in candidates
+                if is_new and members.keys() >= set(self._readers_of(name)):
+                    members[name] = None
+                    pending.append(name)
+        return list(members)
+
     def _is_profitable(self, group: Sequence[str]) -> bool:
         """Returns whether fusing a group saves more than the call costs."""
         arithmetic = [name for name in group if self._ops[name].type not in _COPIES]
         outputs = {partitioner.op_name(tensor) for tensor in self._outputs(group)}
         saved = sum(self._size(x) for x in arithmetic if x not in outputs)
-        return len(arithmetic) > 1 and saved >= _MIN_SAVED_ELEMENTS
+        return len(arithmetic) > 1 and saved >= MIN_SAVED_ELEMENTS
 
     def _outputs(
         self, group: Sequence[str], in_gradient: Collection[str] = ()

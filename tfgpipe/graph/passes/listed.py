@@ -9,7 +9,9 @@ import functools
 from typing import Literal
 
 from tfgpipe.graph.joint_graph import Pass
+from tfgpipe.graph.passes.batched_einsum import batched_matmuls
 from tfgpipe.graph.passes.batched_matmul import flat_matmuls
+from tfgpipe.graph.passes.cross_entropy import fusible_cross_entropies
 from tfgpipe.graph.passes.fake_quant_on_device import fake_quant_on_device
 from tfgpipe.graph.passes.fusion import ChainCache, fuse_chains
 from tfgpipe.graph.passes.gradient_factors import with_factors
@@ -33,9 +35,11 @@ def platform_passes(
     found: list[Pass] = [defer_masks] if accumulates else []
     if kernels == "cpu":
         # Factors are found before the product has the form in which it runs.
-        found += [flat_matmuls, with_factors, faster_matmuls]
+        found += [batched_matmuls, flat_matmuls, with_factors, faster_matmuls]
     else:
         found.append(fake_quant_on_device)
     if chain_cache is not None:
+        if kernels == "cpu":
+            found.append(fusible_cross_entropies)
         found.append(functools.partial(fuse_chains, cache=chain_cache))
     return tuple(found)

