@@ -670,6 +670,64 @@ GRADIENTS = (
         ),
     ),
     Fault(
+        "a model that was trained stays in memory",
+        "tfgpipe/_compat/custom_gradients.py",
+        "registered[name] = {**registered[name], registry._TYPE_TAG: gradient}",
+        "del gradient",
+        ("tests/_compat/test_custom_gradients.py::test_a_trained_pipeline_is_freed",),
+    ),
+    Fault(
+        "the gradient of a cross entropy does not know the label",
+        "tfgpipe/graph/passes/cross_entropy.py",
+        "tf.where(is_label, probability - 1.0, probability)",
+        "probability",
+        ("tests/graph/passes/test_cross_entropy.py::test_losses_and_gradients",),
+    ),
+    Fault(
+        "a cross entropy overflows where logits are large",
+        "tfgpipe/graph/passes/cross_entropy.py",
+        "exponentials = tf.exp(logits - largest)",
+        "exponentials = tf.exp(logits) / tf.exp(largest)",
+        ("tests/graph/passes/test_cross_entropy.py::test_losses_and_gradients",),
+    ),
+    Fault(
+        "a label that is no class is counted as the last one",
+        "tfgpipe/graph/passes/cross_entropy.py",
+        "tf.gather(logits, labels, batch_dims=1)",
+        "tf.gather(logits, labels % logits.shape[1], batch_dims=1)",
+        (
+            "tests/graph/passes/test_cross_entropy.py::"
+            "test_a_label_that_is_no_class_is_an_error",
+        ),
+    ),
+    Fault(
+        "a product has its axes in another order than the einsum",
+        "tfgpipe/graph/passes/batched_einsum.py",
+        "return _transposed(product, made, result)",
+        "return tf.reshape(product, [sizes[x] for x in result])",
+        (
+            "tests/graph/passes/test_batched_einsum.py::"
+            "test_einsums_and_their_gradients",
+        ),
+    ),
+    Fault(
+        "matrices of an einsum that lie behind one another are transposed",
+        "tfgpipe/graph/passes/batched_einsum.py",
+        "if letters[-1] in rows else (rows, summed)",
+        "if letters[-1] in summed else (rows, summed)",
+        (
+            "tests/graph/passes/test_batched_einsum.py::"
+            "test_matrices_are_multiplied_as_they_lie",
+        ),
+    ),
+    Fault(
+        "what a gradient alone computes of the forward counts for no chain",
+        "tfgpipe/graph/passes/fusion.py",
+        "elif self._is_profitable(self._with_own(group, candidates)):",
+        "elif self._is_profitable(group):",
+        ("tests/graph/passes/test_cross_entropy.py::test_losses_and_gradients",),
+    ),
+    Fault(
         "a rewriting is undone by the next one",
         "tfgpipe/graph/joint_graph.py",
         "known = {name: new(inputs) for name, inputs in self.edges.items()}",

@@ -8,6 +8,7 @@ __all__ = [
     "TENSORFLOWS",
     "check_keras_backend",
     "check_tensorflow",
+    "custom_gradients",
     "eager_ops",
     "executed",
     "functions",

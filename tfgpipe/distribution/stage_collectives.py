@@ -19,6 +19,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfgpipe._compat import custom_gradients
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaGroup:
@@ -54,7 +56,7 @@ class ReplicaGroup:
         """
         present = tf.cast(self.has_rows, tensor.dtype)
 
-        @tf.custom_gradient
+        @custom_gradients.custom_gradient
         def summed(mine: tf.Tensor) -> tuple:
             return self._collective(mine), self._collective
 

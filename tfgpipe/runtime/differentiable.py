@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe._compat import custom_gradients
 from tfgpipe.capture import TensorKey, is_differentiable, stack_losses
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
 from tfgpipe.runtime.state import VariableUpdate
@@ -40,7 +41,7 @@ class DifferentiableStep:
         updates: list[VariableUpdate] = []
         are_differentiable: dict[TensorKey, bool] = {}
 
-        @tf.custom_gradient
+        @custom_gradients.custom_gradient
         def run(*tensors: tf.Tensor) -> Any:
             given = dict(zip(inputs, tensors, strict=False))
             executor = Executor(self.step)

@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfgpipe._compat import custom_gradients
 from tfgpipe.spmd.partitioning import Partitioning
 
 # (inputs, weights, constants, state) -> (outputs, state after).
@@ -77,7 +78,7 @@ def run(
     """
     state_after: list[tf.Tensor] = []
 
-    @tf.custom_gradient
+    @custom_gradients.custom_gradient
     def differentiable(inputs: tf.Tensor, *weights: tf.Tensor) -> tuple:
         given = dataclasses.replace(values, weights=weights)
         ticks = _Ticks(stage, inputs, given, partitioning)

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe._compat import custom_gradients
 from tfgpipe.capture import is_differentiable
 
 
@@ -89,7 +90,7 @@ def part_sizes(total: int, num: int) -> list[int]:
 
 
 def _with_gradient_on(device: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @tf.custom_gradient
+    @custom_gradients.custom_gradient
     def run(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(list(filter(is_differentiable, tensors)))

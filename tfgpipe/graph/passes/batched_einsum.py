@@ -63,8 +63,8 @@ def _matrices(
 
     Args:
         x: The operand.
-        letters: Those of its axes.
-        parts: Letters of batches, of rows, and of what is summed.
+        letters: The letters of its axes.
+        parts: The letters of batches, of rows, and of what is summed.
     """
     batch, rows, summed = parts
     first, second = (summed, rows) if letters[-1] in rows else (rows, summed)
