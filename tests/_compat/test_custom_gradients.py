@@ -86,9 +86,9 @@ def test_a_trained_pipeline_is_freed():
     before = registered()
 
     def trained():
-        model = tfgpipe.PipelinedModel(
-            [keras.layers.Dense(3) for _ in range(2)], num_stages=2, num_microbatches=2
-        )
+        layers = [keras.layers.Dense(3) for _ in range(2)]
+        pipelined = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=2)
+        model = keras.Sequential([keras.Input((3,)), pipelined])
         model.compile("sgd", "mse")
         model.fit(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
         return weakref.ref(model)
