@@ -20,7 +20,7 @@ import setuptools  # Before distutils, which it replaces.
 import tfgpipe
 from tests.helpers import fresh_processes
 from tests.helpers.subprocesses import ROOT, interpret, python
-from tfgpipe._compat import TENSORFLOWS
+from tfgpipe._compat.distributions import TENSORFLOWS
 
 pytestmark = pytest.mark.pure
 

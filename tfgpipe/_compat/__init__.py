@@ -1,19 +1,17 @@
 """Wrappers of private Keras and TensorFlow API: the only package that touches any."""
 
 from tfgpipe._compat.backend import check_keras_backend, check_tensorflow
-from tfgpipe._compat.distributions import TENSORFLOWS, installed_tensorflows
 from tfgpipe._compat.native_logging import native_logging_off, restore_stderr
 
 __all__ = [
-    "TENSORFLOWS",
     "check_keras_backend",
     "check_tensorflow",
     "custom_gradients",
+    "distributions",
     "eager_ops",
     "executed",
     "functions",
     "grappler",
-    "installed_tensorflows",
     "keras_internals",
     "kernels",
     "native_logging_off",

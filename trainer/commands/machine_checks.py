@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import psutil
 from packaging.requirements import Requirement
 
-from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
+from tfgpipe._compat import distributions, native_logging_off
 from tfgpipe._util import readable_bytes
 from tfgpipe_trainer.commands import catalog
 from tfgpipe_trainer.experiment import Experiment
@@ -95,9 +95,9 @@ def check_versions() -> Iterator[CheckResult]:
     """Yields results on Python and on what tfgpipe requires."""
     yield _ok(f"Python {platform.python_version()}.")
     yield check_version(Requirement("tfgpipe"), _installed("tfgpipe"))
-    tensorflows = installed_tensorflows()
+    tensorflows = distributions.installed_tensorflows()
     for each in _required(None):
-        if each.name in TENSORFLOWS:
+        if each.name in distributions.TENSORFLOWS:
             yield check_tensorflow(tensorflows, each)
         elif each.name not in _OF_TENSORFLOW or "tensorflow" in tensorflows:
             yield check_version(each, _installed(each.name))
