@@ -1,6 +1,6 @@
 """The one benchmark: five workloads beside torch, JAX and plain Keras, on this machine.
 
-    python -m benchmarks            measures, in 20 minutes on two cores, 30 on slow ones
+    python -m benchmarks            measures, in 20 to 30 minutes on two cores
     python -m benchmarks --pages    writes the newest quiet result into the documents
 
 Every side trains the same model from the same weights, a stage on a core, and all take

@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from tfgpipe._compat import installed_tensorflows
+from tfgpipe._compat import distributions
 from tfgpipe.cluster.addresses import Address
 from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
 
@@ -127,7 +127,7 @@ def parse_message(line: bytes) -> dict[str, Any]:
 def version(package: str) -> str:
     """Returns the version of an installed package, without importing it."""
     if package == "tensorflow":
-        return next(iter(installed_tensorflows().values()), "none")
+        return next(iter(distributions.installed_tensorflows().values()), "none")
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
