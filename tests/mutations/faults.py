@@ -713,8 +713,8 @@ GRADIENTS = (
     Fault(
         "matrices of an einsum that lie behind one another are transposed",
         "tfgpipe/graph/passes/batched_einsum.py",
-        "if letters[-1] in rows else (rows, summed)",
-        "if letters[-1] in summed else (rows, summed)",
+        "is_transposed = letters[-1] in free",
+        "is_transposed = letters[-1] in contracting",
         (
             "tests/graph/passes/test_batched_einsum.py::"
             "test_matrices_are_multiplied_as_they_lie",
@@ -723,8 +723,8 @@ GRADIENTS = (
     Fault(
         "what a gradient alone computes of the forward counts for no chain",
         "tfgpipe/graph/passes/fusion.py",
-        "elif self._is_profitable(self._with_own(group, candidates)):",
-        "elif self._is_profitable(group):",
+        "and self._is_profitable(self._with_own(group))",
+        "and self._is_profitable(group)",
         ("tests/graph/passes/test_cross_entropy.py::test_losses_and_gradients",),
     ),
     Fault(

@@ -47,10 +47,7 @@ def _keep(name: str, graph: tf.Graph) -> None:
     owner = weakref.ref(graph)
 
     def gradient(op: tf.Operation, *upstream: tf.Tensor) -> Any:
-        graph = owner()
-        if graph is None:
-            raise LookupError(f"The graph that had the gradient {name} is gone.")
-        return getattr(graph, _KEPT)[name](op, *upstream)
+        return getattr(owner(), _KEPT)[name](op, *upstream)
 
     registered[name] = {**registered[name], registry._TYPE_TAG: gradient}
     # Without another reference than this one, it goes with the graph.

@@ -14,7 +14,6 @@ from tfgpipe.graph.passes.cross_entropy import fusible_cross_entropies
 from tfgpipe.stage.joint import trace_joint
 
 ROWS, CLASSES = 16, 2**14
-KERNEL = "SparseSoftmaxCrossEntropyWithLogits"
 
 
 def traced(labels, classes=CLASSES, rows=ROWS):
@@ -100,3 +99,9 @@ def test_a_pipeline_trains_as_the_plain_model():
     )
     for a, b in zip(plain.get_weights(), pipelined.get_weights(), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+def test_without_xla_for_cpus_it_stays(monkeypatch):
+    monkeypatch.setattr(fusion, "has_xla", lambda: False)
+    plain = traced(tf.zeros([ROWS], tf.int32))
+    assert fusible_cross_entropies(plain) is plain

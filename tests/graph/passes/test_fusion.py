@@ -190,12 +190,12 @@ def test_nothing_is_fused_without_xla_for_cpus(monkeypatch):
     def refuse(*_args, **_kwargs):
         raise tf.errors.NotFoundError(None, None, "could not find platform Host")
 
-    fusion._has_xla.cache_clear()
+    fusion.has_xla.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(tf, "function", lambda *_args, **_kwargs: refuse)
-        assert not fusion._has_xla()
+        assert not fusion.has_xla()
     assert not Fused(lambda x: tf.exp(tf.tanh(x) * x), spec(4, 8)).found
-    fusion._has_xla.cache_clear()
+    fusion.has_xla.cache_clear()
     assert Fused(lambda x: tf.exp(tf.tanh(x) * x), spec(4, 8)).found
 
 

@@ -23,7 +23,7 @@ from tfgpipe.graph.joint_graph import JointGraph
 from tfgpipe.graph.passes import fusion
 from tfgpipe.graph.passes.matmul import is_static_float32
 
-# The numbers of classes that float32 counts.
+# The largest number of classes that float32 counts.
 _MOST_CLASSES = 2**24
 
 
@@ -32,6 +32,8 @@ def fusible_cross_entropies(joint: JointGraph) -> JointGraph:
 
     A label that is none of the classes is an error, as in TensorFlow.
     """
+    if not fusion.has_xla():
+        return joint
     return joint.replaced(("SparseSoftmaxCrossEntropyWithLogits",), _in_operations)
 
 

@@ -89,7 +89,7 @@ def fuse_chains(joint: JointGraph, *, cache: ChainCache) -> JointGraph:
         joint: The joint graph.
         cache: Functions to share. New ones are added.
     """
-    if not _has_xla():
+    if not has_xla():
         return joint
     search = _Search(joint)
     found: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _without_useless_gradient(x: tf.Tensor) -> tf.Tensor:
 
 
 @functools.cache
-def _has_xla() -> bool:
+def has_xla() -> bool:
     """Returns whether XLA compiles for CPUs; that of `tensorflow-tpu` does not."""
     with tf.init_scope(), tf.device("CPU:0"):
         try:
@@ -163,6 +163,8 @@ class _Search:
                 self._in_products.add(name)
             elif name not in self._invariant and self._can_be_fused(name):
                 self._fusible.add(name)
+        # Of neither: computed of the forward's tensors, and read by the gradient.
+        self._for_gradient = self._fusible - self._in_gradient - self._in_forward
         # One that is fused waits for nothing but what it reads.
         self._waits = {
             name: {
@@ -178,18 +180,20 @@ class _Search:
 
     def chains(self) -> Iterator[_Chain]:
         """Yields the chains, each after those that it reads."""
-        candidates = self._fusible - self._in_gradient - self._in_forward
-        forward, gradient = [], []
-        for group in self._groups():
-            if group[0] in self._in_forward:
-                forward += [group] if self._is_profitable(group) else []
-            elif self._is_profitable(self._with_own(group, candidates)):
-                gradient.append(group)
+        groups = self._groups()
+        forward = [
+            group
+            for group in groups
+            if group[0] in self._in_forward and self._is_profitable(group)
+        ]
+        gradient = [
+            group
+            for group in groups
+            if group[0] in self._in_gradient
+            and self._is_profitable(self._with_own(group))
+        ]
         # What these alone read of the forward, they compute again.
-        in_gradient = {name for group in gradient for name in group}
-        for name in reversed(self._needed):
-            if name in candidates and in_gradient.issuperset(self._readers_of(name)):
-                in_gradient.add(name)
+        in_gradient = set(self._with_own([x for group in gradient for x in group]))
         repeatable = in_gradient.difference(*gradient)
         written: set[str] = set()
         for group in forward:
@@ -273,13 +277,13 @@ class _Search:
         found = {id(group): group for group in groups.values()}.values()
         return sorted(found, key=lambda group: depths[group[0]])
 
-    def _with_own(self, group: Sequence[str], candidates: Collection[str]) -> list[str]:
-        """Returns a group with those of the candidates that it alone reads."""
+    def _with_own(self, group: Sequence[str]) -> list[str]:
+        """Returns operations of the gradient with those that they alone read."""
         members = dict.fromkeys(group)
         pending = list(group)
         while pending:
             for name in map(partitioner.op_name, self._inputs[pending.pop()]):
-                is_new = name not in members and name in candidates
+                is_new = name in self._for_gradient and name not in members
                 if is_new and members.keys() >= set(self._readers_of(name)):
                     members[name] = None
                     pending.append(name)

@@ -39,7 +39,6 @@ def platform_passes(
     else:
         found.append(fake_quant_on_device)
     if chain_cache is not None:
-        if kernels == "cpu":
-            found.append(fusible_cross_entropies)
+        found.append(fusible_cross_entropies)
         found.append(functools.partial(fuse_chains, cache=chain_cache))
     return tuple(found)
